@@ -1,0 +1,177 @@
+"""`civetta diagnose`: facts about this machine, and a proof that model files are whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from civetta import __version__
+from civetta.cli.options import settings_command
+from civetta.errors import CivettaError
+
+if TYPE_CHECKING:
+    from civetta.options import Settings
+
+NATIVE_MODULE = "civetta._native"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One question with its answer; `detail` is a sentence when it failed."""
+
+    name: str
+    ok: bool
+    detail: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@click.command(short_help="Check this machine and model files.")
+@click.option(
+    "--validate-artifact",
+    metavar="PATH",
+    help="Model to check: header, sizes, and every tensor's name, type and shape.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@settings_command("model")
+def diagnose(settings: Settings, validate_artifact: str | None, as_json: bool) -> int:
+    """Print facts about this machine and check model files; exit 1 when a check fails."""
+    facts = machine_facts()
+    checks = [check_torch(), check_device(settings.model.device)]
+    checks.append(check_model(validate_artifact or settings.model.model))
+    ok = all(check.ok for check in checks)
+    if as_json:
+        report = {"ok": ok, "machine": facts, "checks": [asdict(check) for check in checks]}
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _print(facts, checks)
+    return 0 if ok else 1
+
+
+def machine_facts() -> dict[str, Any]:
+    """What this process can see of the machine; no host or user names."""
+    return {
+        "civetta": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "cores_usable": _usable_cores(),
+        "cores": os.cpu_count() or 0,
+        "memory_mib": _memory("MemTotal"),
+        "memory_available_mib": _memory("MemAvailable"),
+        "native_extension": importlib.util.find_spec(NATIVE_MODULE) is not None,
+    }
+
+
+def check_torch() -> Check:
+    """Whether torch is there and computes."""
+    try:
+        import torch
+    except ImportError as error:
+        return Check(
+            name="torch", ok=False, detail=f"{error}: install it with pip install 'civetta[cpu]'."
+        )
+    facts = {
+        "version": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "gpus": _gpus(torch),
+    }
+    total = float(torch.ones(8, 8).matmul(torch.ones(8, 8)).sum())
+    if total != 8.0 * 64:
+        return Check(name="torch", ok=False, detail="A product came out wrong.", facts=facts)
+    return Check(name="torch", ok=True, detail=f"version {torch.__version__}", facts=facts)
+
+
+def check_device(device: str) -> Check:
+    """Whether the device that --device names is there."""
+    if device in ("auto", "cpu"):
+        return Check(name="device", ok=True, detail=device)
+    try:
+        import torch
+
+        index = int(device.partition(":")[2] or 0)
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    except ImportError:
+        count, index = 0, 0
+    if index >= count:
+        detail = f"{device} is not there: torch sees {count} GPUs, use --device cpu."
+        return Check(name="device", ok=False, detail=detail)
+    return Check(name="device", ok=True, detail=device)
+
+
+def check_model(path: str | None) -> Check:
+    """Whether the model at `path` (None: the embedded one) is whole; reads no weights."""
+    try:
+        from civetta.model import build
+    except ImportError as error:
+        return Check(name="model", ok=False, detail=f"{error}: a model needs torch.")
+    try:
+        where = Path(path) if path is not None else Path(build.default_model_path())
+        checked = build.check_checkpoint(where)
+    except CivettaError as error:
+        return Check(name="model", ok=False, detail=f"error[{error.code}]: {error.message}")
+    facts = {
+        "path": str(where),
+        "kind": checked.checkpoint.kind,
+        "tensors": len(checked.checkpoint.tensors),
+        "ignored": dict(checked.ignored),
+    }
+    return Check(
+        name="model", ok=True, detail=f"{where}: {facts['tensors']} tensors, all in place.",
+        facts=facts,
+    )  # fmt: skip
+
+
+def _print(facts: dict[str, Any], checks: list[Check]) -> None:
+    for name, value in facts.items():
+        click.echo(f"{name:22} {value}")
+    for check in checks:
+        click.echo(f"{check.name:22} {'ok' if check.ok else 'FAILED'}: {check.detail}")
+        for name, value in check.facts.items():
+            if value not in (None, [], {}):
+                click.echo(f"  {name:20} {value}")
+
+
+def _gpus(torch: Any) -> list[dict[str, Any]]:
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+    return [{"name": gpu.name, "memory_mib": gpu.total_memory // _MIB} for gpu in found]
+
+
+def _cpu_name() -> str:
+    for line in _lines("/proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model", "Hardware"):
+            return value.strip()
+    return platform.processor() or "unknown"
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux: what a container or taskset leaves
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory(key: str) -> int | None:
+    for line in _lines("/proc/meminfo"):
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) // 1024
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

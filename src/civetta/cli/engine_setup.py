@@ -1,0 +1,19 @@
+"""From settings to a running engine; the one place where commands meet torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from civetta.engine.protocol import EngineClient
+    from civetta.options import Settings
+
+
+def build_engine(settings: Settings) -> EngineClient:
+    """Load the model that the settings name, the embedded one when they name none.
+
+    Raises CheckpointError, TokenizerError or DeviceError.
+    """
+    from civetta.model.build import load_engine
+
+    return load_engine(settings)

@@ -1,0 +1,84 @@
+"""Command-line options made from `civetta.options`: no flag is written down a second time."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from civetta.config import load_settings, parse_value
+from civetta.log import set_up_logging
+from civetta.options import Settings, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from civetta.options import Setting
+
+
+def settings_command(
+    *topics: str,
+    defaults: Mapping[str, object] | None = None,
+    log_level: str = "warn",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of `topics`, `--config` and logging; -vv shows tracebacks.
+
+    The function is called with the resolved `Settings` first. `defaults` are the command's own,
+    weaker than environment and file; `log_level` is what it logs when no flag says otherwise.
+    """
+    offered = [item for topic in (*topics, "log") for item in settings_of(topic)]
+    own = dict(defaults or {})
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*, config: str | None, **values: Any) -> Any:
+            given = [(item, values.pop(item.name)) for item in offered]
+            flags = {
+                item.name: value
+                for item, value in given
+                if value is not None and (item.metavar or value)  # a switch not used is no value
+            }
+            settings = load_settings(flags, config_file=config, defaults=own)
+            set_up_logging(settings.log.level or log_level)
+            try:
+                return function(settings, **values)
+            except Exception:
+                if level_of(settings) > 1:
+                    traceback.print_exc()
+                raise
+
+        command: Callable[..., Any] = run
+        command = click.option(
+            "--config",
+            metavar="FILE",
+            help="TOML file with settings, see docs/cli.md; flags and environment win over it.",
+        )(command)
+        for item in reversed(offered):
+            command = _click_option(item, own.get(item.name, item.default))(command)
+        return command
+
+    return decorate
+
+
+def level_of(settings: Settings) -> int:
+    """How talkative the command is: 0, 1 (-v) or 2 (-vv, --debug)."""
+    return 2 if settings.log.debug else settings.log.verbose
+
+
+def _click_option(item: Setting, default: object) -> Callable[[Any], Any]:
+    if item.kind == "bool":
+        return click.option(*item.flags, item.name, is_flag=True, help=item.help)
+    if not item.metavar:
+        return click.option(*item.flags, item.name, count=True, help=item.help)
+    text = item.help
+    if item.choices:
+        text += f" One of {', '.join(item.choices)}."
+    if default is not None and str(default) != "":
+        text += f" [{default}]"
+
+    def parse(raw: str) -> object:
+        return parse_value(item, raw, item.flags[-1])
+
+    return click.option(*item.flags, item.name, type=parse, metavar=item.metavar, help=text)

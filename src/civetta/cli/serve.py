@@ -1,0 +1,204 @@
+"""`civetta serve`: the HTTP API on one address, until SIGTERM or Ctrl+C.
+
+It listens before it loads, so that health checks answer (503) meanwhile and a taken port is
+told at once. SIGTERM stops listening, lets running replies end for DRAIN_S at most, and exits 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import click
+import uvicorn
+
+from civetta.api.app import build_app
+from civetta.cli import engine_setup
+from civetta.cli.options import settings_command
+from civetta.errors import ListenError, UsageError
+from civetta.log import log_event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from starlette.applications import Starlette
+
+    from civetta.engine.protocol import EngineClient
+    from civetta.options import ServerOptions, Settings
+
+DRAIN_S = 30
+EXIT_INTERRUPTED = 130
+_log = logging.getLogger("civetta.serve")
+
+
+@click.command(short_help="Serve the OpenAI HTTP API.")
+@click.argument("service", default="llm", metavar="[llm]")
+@settings_command("model", "sampling", "reasoning", "engine", "server", log_level="info")
+def serve(settings: Settings, service: str) -> int:
+    """Serve the OpenAI HTTP API: chat completions, completions, models, health, metrics.
+
+    llm, the language model, is the one service of this version and may be left out.
+    """
+    if service != "llm":
+        raise UsageError(f"Unknown service {service!r}: this version serves llm only.")
+    with listen(settings.server) as listener:
+        return run_server(settings, listener)
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A bound, listening socket. Raises ListenError."""
+    place = f"{options.host}:{options.port}"
+    try:
+        found = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ListenError(
+            f"Cannot listen on {place}: {error.strerror}. Give another --host (or HOST in the"
+            " environment)."
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"Cannot listen on {place}: {error.strerror}. Give another --port or --host (PORT and"
+            " HOST in the environment set them too)."
+        ) from error
+    return listener
+
+
+def run_server(settings: Settings, listener: socket.socket) -> int:
+    """Load the model while answering health checks, then serve; returns the exit status."""
+    app = build_app(None, settings)
+    server = Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+    )
+    _adopt_uvicorn_log()
+    url = base_url(listener)
+    log_event(_log, logging.INFO, "listening", url=url, model=settings.model.model or "embedded")
+    loader = Loader(app, settings, server, url)
+    loader.start()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        loader.close()
+    if loader.error is not None:
+        raise loader.error
+    return EXIT_INTERRUPTED if signal.SIGINT in server.signals else 0
+
+
+class Server(uvicorn.Server):
+    """uvicorn, remembering the signals it got instead of raising them again at the end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.signals: list[int] = []
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM while serving."""
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in _SIGNALS}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the drain; a second signal ends it."""
+        if self.should_exit:
+            self.force_exit = True
+        self.signals.append(sig)
+        super().handle_exit(sig, frame)
+
+
+class Loader:
+    """Loads the model on a thread; a failure stops the server and is kept in `error`."""
+
+    def __init__(self, app: Starlette, settings: Settings, server: Server, url: str) -> None:
+        self._app, self._settings, self._server, self._url = app, settings, server, url
+        self._engine: EngineClient | None = None
+        self._thread = threading.Thread(target=self._load, name="civetta-load", daemon=True)
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the engine if there is one; a load under way is left to die with the process."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _load(self) -> None:
+        started = time.monotonic()
+        try:
+            self._engine = engine_setup.build_engine(self._settings)
+        except Exception as error:  # noqa: BLE001 - the thread's root: the main thread raises it
+            self.error = error
+            self._server.should_exit = True
+            return
+        self._app.state.engine = self._engine
+        announce(self._settings, self._engine, self._url, time.monotonic() - started)
+
+
+def announce(settings: Settings, engine: EngineClient, url: str, load_s: float) -> None:
+    """Tell on stderr where the server is and how to try it."""
+    info, options = engine.info, settings.server
+    name = options.served_model_name or info.model_id
+    log_event(
+        _log, logging.INFO, "ready", model=name, format=info.format, device=info.device,
+        dtype=info.dtype, context=info.context_tokens, load_s=round(load_s, 2),
+    )  # fmt: skip
+    key = "" if options.api_key is None else " -H 'Authorization: Bearer YOUR_KEY'"
+    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    print(
+        f"civetta serves {name} at {url}/v1; try:"
+        f" curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+        file=sys.stderr,
+        flush=True,
+    )
+    if options.api_key is None and not _is_loopback(options.host):
+        log_event(_log, logging.WARNING, "open_to_the_network", host=options.host,
+                  cure="--api-key protects it")  # fmt: skip
+
+
+def base_url(listener: socket.socket) -> str:
+    """The URL that a client on this machine uses."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _adopt_uvicorn_log() -> None:
+    """Let uvicorn's warnings come out as civetta's own lines."""
+    logger = logging.getLogger("uvicorn")
+    logger.handlers[:] = logging.getLogger("civetta").handlers
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False

@@ -1,0 +1,151 @@
+"""`Engine`: the `EngineClient` that runs in this process; it owns the step thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from civetta.decode.limits import check_sampling
+from civetta.decode.stream import TokenText
+from civetta.engine.loop import LoopLimits, StepLoop
+from civetta.engine.outbox import OutboxStream
+from civetta.engine.request import check_request
+from civetta.engine.scheduler import Budget
+from civetta.errors import RequestInvalid, TemplateError, TokenizerError
+from civetta.options import EngineOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from types import TracebackType
+
+    from civetta.chat.template import ChatTemplate
+    from civetta.chat.tokenizer import Tokenizer
+    from civetta.engine.language_model import LanguageModel
+    from civetta.engine.protocol import EngineStats, GenerateRequest, GenerationStream, ModelInfo
+
+MAX_UNREAD_EVENTS = 16_384
+"""Events of one reply that may lie unread before the request fails: some megabytes at most."""
+
+
+class Engine:
+    """Serves requests with one model; usable as a context manager, which closes it.
+
+    `info.vocab_size` and `info.context_tokens` bound token ids and sequences. `end_ids` end a
+    reply; left out, they are the tokenizer's. `options.request_timeout_ms` is the default deadline
+    of requests that bring none. The model is used by the step thread alone.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        info: ModelInfo,
+        *,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        end_ids: Collection[int] | None = None,
+        options: EngineOptions | None = None,
+        max_unread: int = MAX_UNREAD_EVENTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._info, self._tokenizer, self._template = info, tokenizer, template
+        options = options or EngineOptions()
+        if end_ids is None:
+            end_ids = () if tokenizer is None else tokenizer.eog_ids
+        self._default_timeout_s = options.request_timeout_ms / 1000 or None
+        limits = LoopLimits(
+            budget=Budget(
+                sessions=options.sessions,
+                prefill_batch=options.prefill_batch,
+                prefill_chunk=options.prefill_chunk,
+            ),
+            max_pending=options.max_pending,
+            context_tokens=info.context_tokens,
+            max_text_bytes=options.max_output_bytes,
+            max_unread=max_unread,
+            end_ids=frozenset(end_ids),
+        )
+        self._loop = StepLoop(
+            model,
+            limits,
+            new_text=lambda stops: TokenText(tokenizer, stops),
+            clock=clock,
+        )
+        self._thread = threading.Thread(target=self._loop.run, name="civetta-step", daemon=True)
+        self._thread.start()
+        # For an engine that is forgotten, and at the interpreter's exit: a step that still runs
+        # while the interpreter is taken down would crash the process.
+        weakref.finalize(self, _shut_down, self._loop, self._thread)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model."""
+        return self._info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer; raises TokenizerError when the checkpoint has none."""
+        if self._tokenizer is None:
+            raise TokenizerError(
+                f"{self._info.path} has no tokenizer; put the model's tokenizer files beside it, or"
+                " send token ids."
+            )
+        return self._tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Its chat template; raises TemplateError when there is none."""
+        if self._template is None:
+            raise TemplateError(
+                f"{self._info.path} cannot chat without a tokenizer; send token ids instead."
+            )
+        return self._template
+
+    def submit(self, request: GenerateRequest) -> GenerationStream:
+        """Queue a request; the stream's events begin when its turn comes.
+
+        Raises ContextOverflow, RequestInvalid, EngineBusy or EngineClosed before anything runs.
+        """
+        check_request(
+            request, vocab_size=self._info.vocab_size, context_tokens=self._info.context_tokens
+        )
+        check_sampling(request.sampling)
+        if request.stop and self._tokenizer is None:
+            raise RequestInvalid(
+                "Stop strings need a tokenizer, and this model's files have none; leave them out.",
+                param="stop",
+            )
+        if request.timeout_s is None:
+            request = replace(request, timeout_s=self._default_timeout_s)
+        job, outbox = self._loop.submit(request)
+        return OutboxStream(outbox, job.cancel)
+
+    def stats(self) -> EngineStats:
+        """Counters now; cheap, no device work."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """End after the present step or chunk: what runs ends as cancelled, what waits is refused.
+
+        Idempotent, and safe from any thread but the step thread.
+        """
+        _shut_down(self._loop, self._thread)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _shut_down(loop: StepLoop, thread: threading.Thread) -> None:
+    loop.stop()
+    if thread is not threading.current_thread():  # a forgotten engine may be collected there
+        thread.join()

@@ -1,0 +1,158 @@
+"""All that `api` and `cli` know of the engine: what goes in, which events come out.
+
+One request is a list of token ids with sampling parameters; its events arrive in this order:
+`Started` once, `Progress` any number of times, `TokenEvent` per generated token, `Finished` once.
+A failure raises from the stream instead of `Finished`. Token text is byte-safe: joining every
+`text` gives the reply; stop strings never appear in it, not even in part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from civetta.types import FinishReason, SamplingParams, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from civetta.chat.template import ChatTemplate
+    from civetta.chat.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One generation: everything the reply depends on, and nothing else.
+
+    max_tokens None means: until an end token or the context is full. `stop` strings cut the text
+    before them; `ignore_eos` generates on past end tokens. `timeout_s` bounds queue plus generation.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    timeout_s: float | None = None
+    client_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The request left the queue; `cached_tokens` prompt tokens need no work."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Prompt tokens processed so far, cached ones included."""
+
+    processed_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """One generated token; `text` is what became certain with it (may be empty)."""
+
+    token_id: int
+    text: str
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end: `text` is what was held back and is certain now; `stop` the stop string that hit."""
+
+    reason: FinishReason
+    usage: Usage
+    text: str = ""
+    stop: str | None = None
+
+
+Event = Started | Progress | TokenEvent | Finished
+
+
+class GenerationStream(Protocol):
+    """Events of one request, readable once, from a coroutine or from a plain thread."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Events as an async iterator; raises CivettaError when the request failed."""
+        ...
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events as a blocking iterator; raises CivettaError when the request failed."""
+        ...
+
+    def cancel(self) -> None:
+        """End the request within one step or one prefill chunk; safe from any thread, any time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """Facts about the loaded model that clients may ask for."""
+
+    model_id: str
+    path: str
+    context_tokens: int
+    vocab_size: int
+    parameters: int
+    format: str  # for example "GGUF Q8_0" or "safetensors BF16"
+    device: str
+    dtype: str
+    created_s: int
+    has_tokenizer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Live counters for health, metrics and slots."""
+
+    running: int
+    waiting: int
+    prompt_tokens_total: int
+    generated_tokens_total: int
+    cached_tokens_total: int
+    prefill_s_total: float
+    decode_s_total: float
+    requests_total: int
+    requests_cancelled_total: int
+    requests_failed_total: int
+
+
+class EngineClient(Protocol):
+    """The engine as its users see it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer; raises TokenizerError when the checkpoint has none."""
+        ...
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Its chat template (the file's own, else the built-in one)."""
+        ...
+
+    def submit(self, request: GenerateRequest) -> GenerationStream:
+        """Queue a request.
+
+        Raises ContextOverflow, RequestInvalid, EngineBusy or EngineClosed before anything runs.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters now; cheap, no device work."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what runs, release everything; idempotent."""
+        ...

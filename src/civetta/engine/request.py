@@ -1,0 +1,204 @@
+"""`Request`: one generation from submission to its end; its states and the legal moves.
+
+    queued ──> prefilling ──> decoding ──> finished
+       └───────────┴──────────────┴──────> cancelled | failed
+
+The step thread moves it; any thread may ask for cancellation. No clock and no torch here: times
+are arguments, in seconds of whatever clock the caller keeps.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from civetta.errors import ContextOverflow, RequestInvalid
+from civetta.types import Usage
+
+if TYPE_CHECKING:
+    from civetta.engine.protocol import GenerateRequest
+
+
+class RequestState(StrEnum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        """Nothing happens to the request any more."""
+        return not LEGAL_MOVES[self]
+
+
+_BROKEN_OFF = frozenset({RequestState.CANCELLED, RequestState.FAILED})
+LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.QUEUED: _BROKEN_OFF | {RequestState.PREFILLING},
+    RequestState.PREFILLING: _BROKEN_OFF | {RequestState.DECODING},
+    RequestState.DECODING: _BROKEN_OFF | {RequestState.FINISHED},
+    RequestState.FINISHED: frozenset(),
+    RequestState.CANCELLED: frozenset(),
+    RequestState.FAILED: frozenset(),
+}
+
+
+def check_request(spec: GenerateRequest, *, vocab_size: int, context_tokens: int) -> None:
+    """Refuse what cannot run, before it is queued. Sampling ranges are checked by `decode.limits`.
+
+    Prompt and reply share the context, so a prompt must leave room for one token at least.
+    Raises RequestInvalid or ContextOverflow.
+    """
+    if not spec.prompt_ids:
+        raise RequestInvalid(
+            "The prompt is empty; send at least one token of text.", param="prompt"
+        )
+    low, high = min(spec.prompt_ids), max(spec.prompt_ids)
+    if low < 0 or high >= vocab_size:
+        raise RequestInvalid(
+            f"Token id {low if low < 0 else high} is not in the vocabulary; ids go from 0 to"
+            f" {vocab_size - 1}.",
+            param="prompt",
+        )
+    if spec.max_tokens is not None and spec.max_tokens < 1:
+        raise RequestInvalid(
+            f"max_tokens is {spec.max_tokens}; give at least 1, or leave it out to generate until"
+            " the reply ends.",
+            param="max_tokens",
+        )
+    if any(not stop for stop in spec.stop):
+        raise RequestInvalid("A stop string is empty; give text or leave it out.", param="stop")
+    if spec.timeout_s is not None and not spec.timeout_s > 0:
+        raise RequestInvalid(
+            f"The timeout is {spec.timeout_s} s; give more than 0, or leave it out.",
+            param="timeout",
+        )
+    if len(spec.prompt_ids) >= context_tokens:
+        raise ContextOverflow(len(spec.prompt_ids), context_tokens, spec.max_tokens or 1)
+
+
+class Request:
+    """One generation's books: state, tokens, times. Owned by the step thread.
+
+    `cancel` is the one method that other threads may call.
+    """
+
+    __slots__ = (
+        "_cancel_requested",
+        "_decoding_s",
+        "_prefilling_s",
+        "_submitted_s",
+        "cached_tokens",
+        "ended_s",
+        "generated_ids",
+        "key",
+        "prefilled_tokens",
+        "spec",
+        "state",
+        "text_bytes",
+    )
+
+    def __init__(self, key: int, spec: GenerateRequest, *, now_s: float) -> None:
+        self.key = key
+        self.spec = spec
+        self.state = RequestState.QUEUED
+        self.cached_tokens = 0
+        self.prefilled_tokens = 0
+        self.generated_ids: list[int] = []
+        self.text_bytes = 0
+        self.ended_s: float | None = None
+        self._cancel_requested = False
+        self._submitted_s = now_s
+        self._prefilling_s: float | None = None
+        self._decoding_s: float | None = None
+
+    def cancel(self) -> None:
+        """Ask for the end; safe from any thread, at any time, any number of times."""
+        self._cancel_requested = True
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether the client gave up or the time for queue plus generation is over."""
+        if self._cancel_requested:
+            return True
+        limit_s = self.spec.timeout_s
+        return limit_s is not None and now_s - self._submitted_s >= limit_s
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.spec.prompt_ids)
+
+    @property
+    def prompt_left(self) -> int:
+        """Prompt tokens that have not been computed or found in a cache."""
+        return self.prompt_tokens - self.prefilled_tokens
+
+    def admit(self, *, cached_tokens: int, now_s: float) -> None:
+        """Leave the queue; `cached_tokens` of the prompt are in the session already."""
+        assert 0 <= cached_tokens < self.prompt_tokens, "one prompt token at least is computed"
+        self._move(RequestState.PREFILLING)
+        self.cached_tokens = self.prefilled_tokens = cached_tokens
+        self._prefilling_s = now_s
+
+    def prefilled(self, n_tokens: int, *, now_s: float) -> None:
+        """Count prompt tokens that were computed; the last ones begin the decoding."""
+        assert self.state is RequestState.PREFILLING, "prompt tokens are computed while prefilling"
+        assert 0 < n_tokens <= self.prompt_left, "a chunk is a non-empty part of what is left"
+        self.prefilled_tokens += n_tokens
+        if not self.prompt_left:
+            self._move(RequestState.DECODING)
+            self._decoding_s = now_s
+
+    def generated(self, token_id: int) -> None:
+        """Count a token that was chosen, an end token too."""
+        assert self.state is RequestState.DECODING, "tokens are chosen while decoding"
+        self.generated_ids.append(token_id)
+
+    def exhausted(self, *, context_tokens: int, max_text_bytes: int) -> bool:
+        """Whether the token budget, the context or the text limit ends the reply here."""
+        n_generated = len(self.generated_ids)
+        budget = self.spec.max_tokens
+        return (
+            (budget is not None and n_generated >= budget)
+            or self.prompt_tokens + n_generated >= context_tokens
+            or self.text_bytes >= max_text_bytes
+        )
+
+    def end(self, state: RequestState, *, now_s: float) -> None:
+        """Move to a terminal state."""
+        assert state.terminal, f"{state} is no end"
+        self._move(state)
+        self.ended_s = now_s
+
+    def usage(self, *, now_s: float) -> Usage:
+        """Counts and durations so far; each duration runs until the next state or until now."""
+        end_s = now_s if self.ended_s is None else self.ended_s
+        prefilling_s = end_s if self._prefilling_s is None else self._prefilling_s
+        decoding_s = end_s if self._decoding_s is None else self._decoding_s
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=len(self.generated_ids),
+            cached_tokens=self.cached_tokens,
+            queue_s=prefilling_s - self._submitted_s,
+            prefill_s=decoding_s - prefilling_s,
+            decode_s=end_s - decoding_s,
+        )
+
+    def check(self) -> None:
+        """Prove that the books balance."""
+        assert 0 <= self.cached_tokens <= self.prefilled_tokens <= self.prompt_tokens
+        if self.state is RequestState.QUEUED:
+            assert self.prefilled_tokens == 0
+        if self.state in (RequestState.DECODING, RequestState.FINISHED):
+            assert self.prompt_left == 0
+        if self.state is not RequestState.DECODING and not self.state.terminal:
+            assert not self.generated_ids
+        assert (self.ended_s is not None) == self.state.terminal
+        assert self.spec.max_tokens is None or len(self.generated_ids) <= self.spec.max_tokens
+
+    def _move(self, state: RequestState) -> None:
+        assert state in LEGAL_MOVES[self.state], f"{self.state} cannot become {state}"
+        self.state = state

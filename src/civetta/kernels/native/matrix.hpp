@@ -1,0 +1,50 @@
+// A weight matrix as it lies in memory, and the table of kernels that one instruction set offers.
+//
+// Shapes: a product is y[t, n] = sum_k x[t, k] * w[n, k]. Weights are decoded to float32 in panels
+// of PANEL rows by at most CHUNK columns; both constants are part of the reduction order.
+#pragma once
+
+#include <cstdint>
+
+namespace civetta {
+
+constexpr int64_t PANEL = 8;    // weight rows that one tile multiplies
+constexpr int64_t LANES = 16;   // partial sums of one dot product
+constexpr int64_t CHUNK = 512;  // columns whose partial sums are folded before the next ones start
+
+enum class Format : int {
+    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F8_E4M3, NVFP4,
+};
+
+struct Matrix {
+    Format format;
+    int64_t rows, cols;
+    const uint8_t* data;   // row n starts at data + n * row_stride, at any alignment
+    int64_t row_stride;    // bytes from one row to the next
+    const void* scale;     // F8_E4M3: float32 per 128x128 block or null; NVFP4: e4m3 bytes
+    int64_t scale_stride;  // elements between rows of `scale`
+    float scale_2;         // global factor of F8_E4M3 and NVFP4
+    int64_t row_offset;    // row of the scaled tensor that row 0 is
+};
+
+struct Kernels {
+    const char* name;
+    // out[0, count) = w[row, k0 .. k0 + count) as float32; k0 is a multiple of CHUNK.
+    void (*decode)(const Matrix& w, int64_t row, int64_t k0, int64_t count, float* out);
+    // c[t * ldc + n] += the dot product of x[t][k0 ..] and w[n], n < PANEL, over `count` columns, a
+    // multiple of LANES.
+    void (*tiles)(const float* const* x, int64_t rows, int64_t k0, const float* const* w,
+                  int64_t count, float* c, int64_t ldc);
+    void (*round_bf16)(float* values, int64_t count);  // in place, to nearest even
+    void (*widen)(const uint16_t* bf16, float* out, int64_t count);
+    void (*narrow)(const float* values, uint16_t* bf16, int64_t count);
+    void (*swiglu)(const float* gate, const float* up, float* out, int64_t count);
+    void (*add_scaled)(const float* values, float factor, float* sum, int64_t count);
+};
+
+// Null where the running CPU lacks the instructions.
+const Kernels* avx512_kernels();
+const Kernels* avx2_kernels();
+const Kernels* generic_kernels();
+
+}  // namespace civetta

@@ -1,0 +1,41 @@
+"""Choose the implementation of every op once, at start."""
+
+from __future__ import annotations
+
+from civetta.errors import UsageError
+from civetta.kernels.gdn import reference as gdn
+from civetta.kernels.matmul import reference as matmul
+from civetta.kernels.moe import reference as moe
+from civetta.kernels.ops import Ops
+from civetta.kernels.ple import reference as ple
+from civetta.kernels.qsa import reference as qsa
+from civetta.kernels.residual import reference as residual
+
+REFERENCE = Ops(
+    name="reference",
+    embed=matmul.embed,
+    matmul=matmul.matmul,
+    rms_norm=residual.rms_norm,
+    hyper_read=residual.hyper_read,
+    hyper_write=residual.hyper_write,
+    short_conv=gdn.short_conv,
+    gdn_gates=gdn.gdn_gates,
+    gdn_chunks=gdn.gdn_chunks,
+    gdn_norm=gdn.gdn_norm,
+    rope=residual.rope,
+    index_pool=qsa.index_pool,
+    index_select=qsa.index_select,
+    attend_dense=qsa.attend_dense,
+    attend_sparse=qsa.attend_sparse,
+    route=moe.route,
+    experts=moe.experts,
+    swiglu=residual.swiglu,
+    ple_gate=ple.ple_gate,
+)
+
+
+def select(device: str) -> Ops:
+    """The fastest table for a device; raises UsageError for one that has none."""
+    if device == "cpu":
+        return REFERENCE
+    raise UsageError(f"device {device!r} is not supported by this version; use --device cpu")

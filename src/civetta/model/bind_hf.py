@@ -1,0 +1,233 @@
+"""Hugging Face tensor names to our weights (model.md A.3, A.7, A.8)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from civetta.checkpoint.formats import F8_E4M3, NVFP4, U8
+from civetta.checkpoint.quant import QuantTensor, Weight
+from civetta.errors import CheckpointMalformed, TensorMissing, TensorShapeWrong
+from civetta.kernels.ops import ExpertWeights, HyperWeights
+from civetta.model.binder import Binder, slice_rows
+from civetta.model.weights import (
+    BlockWeights,
+    GdnWeights,
+    MoeWeights,
+    PleWeights,
+    QsaWeights,
+    TrunkWeights,
+)
+
+if TYPE_CHECKING:
+    from civetta.model.config import ModelConfig, PleConfig
+
+VISION_PREFIX = "model.visual."
+MTP_PREFIX = "mtp."
+
+
+def bind_hf(b: Binder, c: ModelConfig) -> TrunkWeights:
+    """All trunk weights; raises the CheckpointError that names the first tensor at fault."""
+    root = "model.language_model."
+    if not b.has(root + "embed_tokens.weight"):
+        root = "model."  # transformers' text-only form
+    embed = b.matrix(root + "embed_tokens.weight", c.vocab, c.hidden)
+    head = embed
+    if b.has("lm_head.weight") or not c.tied_head:
+        head = b.matrix("lm_head.weight", c.vocab, c.hidden)
+    weights = TrunkWeights(
+        embed=embed,
+        blocks=tuple(_block(b, c, f"{root}layers.{i}.", i) for i in range(c.layers)),
+        mixer=_hyper(b, c, root + "hyper_connection_mixer.", inject=False),
+        head=head,
+    )
+    b.ignore(VISION_PREFIX, "the vision tower is read when an image arrives")
+    b.ignore(MTP_PREFIX, "the draft head is read when drafting is on")
+    return weights
+
+
+def _block(b: Binder, c: ModelConfig, at: str, layer: int) -> BlockWeights:
+    mixer: GdnWeights | QsaWeights
+    if c.layer_kinds[layer] == "gdn":
+        mixer = _gdn(b, c, at + "linear_attn.")
+    else:
+        mixer = _qsa(b, c, at + "self_attn.")
+    return BlockWeights(
+        attn_hyper=_hyper(b, c, at + "attn_hyper_connection.", inject=True),
+        mixer=mixer,
+        mlp_hyper=_hyper(b, c, at + "mlp_hyper_connection.", inject=True),
+        moe=_moe(b, c, at + "mlp."),
+        ple=_ple(b, c, at + "ple.") if c.ple is not None and c.ple.layer == layer else None,
+    )
+
+
+def _hyper(b: Binder, c: ModelConfig, at: str, *, inject: bool) -> HyperWeights:
+    return HyperWeights(
+        gain_SD=b.vector(at + "hc_norm.weight", c.streams, c.hidden, add=1.0),
+        down=b.matrix(at + "input_mix_weight_down.weight", c.stream_rank, c.wide),
+        up=b.matrix(at + "input_mix_weight_up.weight", c.wide, c.stream_rank),
+        inject=b.matrix(at + "block_inject_weight.weight", c.streams, c.wide) if inject else None,
+    )
+
+
+def _gdn(b: Binder, c: ModelConfig, at: str) -> GdnWeights:
+    values = c.gdn_value_heads * c.gdn_head_dim
+    a_log = b.vector(at + "A_log", c.gdn_value_heads)
+    return GdnWeights(
+        in_qkv=b.matrix(at + "in_proj_qkv.weight", c.gdn_channels, c.hidden),
+        in_z=b.matrix(at + "in_proj_z.weight", values, c.hidden),
+        in_a=b.matrix(at + "in_proj_a.weight", c.gdn_value_heads, c.hidden),
+        in_b=b.matrix(at + "in_proj_b.weight", c.gdn_value_heads, c.hidden),
+        conv_CK=b.vector(at + "conv1d.weight", c.gdn_channels, c.gdn_conv_kernel),
+        decay_scale_V=-torch.exp(a_log),
+        dt_bias_V=b.vector(at + "dt_bias", c.gdn_value_heads),
+        norm_A=b.vector(at + "norm.weight", c.gdn_head_dim),
+        out=b.matrix(at + "out_proj.weight", c.hidden, values),
+    )
+
+
+def _qsa(b: Binder, c: ModelConfig, at: str) -> QsaWeights:
+    kv, split = c.kv_heads * c.head_dim, c.index_heads * c.index_dim
+    qk = b.matrix(at + "indexer.index_qk_proj.weight", split + c.index_dim, c.hidden)
+    return QsaWeights(
+        q=b.matrix(at + "q_proj.weight", 2 * c.heads * c.head_dim, c.hidden),
+        k=b.matrix(at + "k_proj.weight", kv, c.hidden),
+        v=b.matrix(at + "v_proj.weight", kv, c.hidden),
+        out=b.matrix(at + "o_proj.weight", c.hidden, c.heads * c.head_dim),
+        q_norm_A=b.vector(at + "q_norm.weight", c.head_dim, add=1.0),
+        k_norm_A=b.vector(at + "k_norm.weight", c.head_dim, add=1.0),
+        index_q=slice_rows(qk, 0, split),
+        index_k=slice_rows(qk, split, split + c.index_dim),
+        index_q_norm_X=b.vector(at + "indexer.q_layernorm.weight", c.index_dim, add=1.0),
+        index_k_norm_X=b.vector(at + "indexer.k_layernorm.weight", c.index_dim, add=1.0),
+    )
+
+
+def _moe(b: Binder, c: ModelConfig, at: str) -> MoeWeights:
+    shared = at + "shared_expert."
+    return MoeWeights(
+        router=b.matrix(at + "gate.weight", c.experts, c.hidden),
+        experts=_experts(b, c, at + "experts."),
+        shared_gate=b.matrix(shared + "gate_proj.weight", c.shared_width, c.hidden),
+        shared_up=b.matrix(shared + "up_proj.weight", c.shared_width, c.hidden),
+        shared_down=b.matrix(shared + "down_proj.weight", c.hidden, c.shared_width),
+        shared_mix=b.matrix(at + "shared_expert_gate.weight", 1, c.hidden),
+    )
+
+
+def _experts(b: Binder, c: ModelConfig, at: str) -> ExpertWeights:
+    if b.has(at + "gate_up_proj"):
+        both = b.bank(at + "gate_up_proj", c.experts, 2 * c.expert_width, c.hidden)
+        return ExpertWeights(
+            gate=tuple(slice_rows(w, 0, c.expert_width) for w in both),
+            up=tuple(slice_rows(w, c.expert_width, 2 * c.expert_width) for w in both),
+            down=b.bank(at + "down_proj", c.experts, c.hidden, c.expert_width),
+        )
+
+    def each(part: str, rows: int, cols: int) -> tuple[Weight, ...]:
+        return tuple(b.matrix(f"{at}{e}.{part}.weight", rows, cols) for e in range(c.experts))
+
+    return ExpertWeights(
+        gate=each("gate_proj", c.expert_width, c.hidden),
+        up=each("up_proj", c.expert_width, c.hidden),
+        down=each("down_proj", c.hidden, c.expert_width),
+    )
+
+
+def _ple(b: Binder, c: ModelConfig, at: str) -> PleWeights:
+    p = c.ple
+    assert p is not None
+    return PleWeights(
+        key=b.matrix(at + "key_proj.weight", c.wide, p.embed),
+        value=b.matrix(at + "value_proj.weight", c.hidden, p.embed),
+        norm_key_SD=b.vector(at + "norm_key.weight", c.streams, c.hidden, add=1.0),
+        norm_query_SD=b.vector(at + "norm_query.weight", c.streams, c.hidden, add=1.0),
+        norm_conv_SD=b.vector(at + "norm_conv.weight", c.streams, c.hidden, add=1.0),
+        conv_WK=b.vector(at + "conv1d.weight", c.wide, p.conv_kernel),
+    )
+
+
+def bind_hf_table(b: Binder, c: ModelConfig) -> tuple[PleConfig, tuple[Weight, ...]] | None:
+    """The n-gram table's shards in numeric order, and its hash with the file's own constants."""
+    p = c.ple
+    if p is None:
+        return None
+    root = "model.language_model."
+    if not b.has(f"{root}layers.{p.layer}.ple.key_proj.weight"):
+        root = "model."
+    at = f"{root}layers.{p.layer}.ple.ple_embedding."
+    h = p.hash
+    multipliers = b.integers(at + "layer_multipliers", h.size)
+    sizes = b.integers(at + "ngram_heads_vocab_sizes", h.heads)
+    offsets = b.integers(at + "ngram_heads_offsets", h.heads)
+    shards = _table_shards(b, p, at + "ngram_embedding.")
+    if not multipliers:
+        return p, shards
+    need = max(o + s for o, s in zip(offsets, sizes, strict=True))
+    held = sum(int(s.shape[0]) for s in shards)
+    if min(sizes) < 1 or min(offsets) < 0 or need > held:
+        raise CheckpointMalformed(
+            f"the n-gram table has {held} rows but its hash needs {need}; the file is damaged"
+        )
+    known = replace(h, multipliers=multipliers, vocab_sizes=sizes, offsets=offsets, rows=need)
+    return replace(p, hash=known), shards
+
+
+def _table_shards(b: Binder, p: PleConfig, at: str) -> tuple[Weight, ...]:
+    if b.has(at + "weight"):
+        names = [at + "weight"]
+    else:
+        names = []
+        while b.has(f"{at}shard_{len(names)}.weight"):
+            names.append(f"{at}shard_{len(names)}.weight")
+    if not names:
+        raise TensorMissing(
+            f"tensor {at + 'shard_0.weight'!r} is missing: the files have no n-gram table;"
+            " the download is incomplete"
+        )
+    rows = b.shape(names[0])[0]
+    shared = at + "weight_scale"
+    scale = None
+    if len(names) > 1 and b.has(shared):
+        scale = b.vector(shared, 1)
+    scale_2 = None
+    if len(names) > 1 and b.has(shared + "_2"):
+        scale_2 = b.vector(shared + "_2", 1)
+    total = sum(b.shape(name)[0] for name in names)
+    uneven = any(b.shape(n)[0] != rows for n in names[:-1]) or b.shape(names[-1])[0] > rows
+    if total < p.hash.rows or uneven:
+        raise TensorShapeWrong(
+            f"the n-gram table {at!r} has {total} rows in {len(names)} shards; the configuration"
+            f" implies {p.hash.rows} in equal shards; the download is incomplete"
+        )
+    return tuple(_shard(b, p, name, scale, scale_2) for name in names)
+
+
+def _shard(
+    b: Binder,
+    p: PleConfig,
+    name: str,
+    scale: torch.Tensor | None,
+    scale_2: torch.Tensor | None,
+) -> Weight:
+    info, view = b.packed_rows(name) if scale is not None or scale_2 is not None else (None, None)
+    if info is None or view is None:
+        return b.matrix(name, b.shape(name)[0], p.row_values)
+    if scale is not None and info.format == F8_E4M3 and info.shape[1] == p.row_values:
+        return QuantTensor(format=F8_E4M3, data_RB=view(), cols=p.row_values, scale=scale)
+    codes, groups = p.row_values // 2, p.row_values // 16
+    if scale_2 is not None and info.format == U8 and info.shape[1] == codes + groups:
+        packed = view()
+        return QuantTensor(
+            format=NVFP4,
+            data_RB=packed[:, :codes],
+            cols=p.row_values,
+            scale=packed[:, codes:],
+            scale_2=scale_2,
+        )
+    raise TensorShapeWrong(
+        f"tensor {name!r} is {info.format.name} {list(info.shape)}; an n-gram table of"
+        f" {p.row_values} values a row cannot be read from it"
+    )

@@ -1,0 +1,97 @@
+"""From a path to a running trunk: read headers, check everything, then bind views of the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from civetta.checkpoint.source import Checkpoint, open_checkpoint
+from civetta.errors import ArchitectureUnsupported, TensorMissing
+from civetta.kernels.select import select
+from civetta.model.bind_gguf import bind_gguf, bind_gguf_table
+from civetta.model.bind_hf import bind_hf, bind_hf_table
+from civetta.model.binder import Binder
+from civetta.model.config import ModelConfig, PleConfig, from_gguf, from_hf
+from civetta.model.trunk import Trunk
+from civetta.ngram.rows import MappedRows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from civetta.checkpoint.quant import Weight
+    from civetta.kernels.ops import Ops
+    from civetta.model.weights import TrunkWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedModel:
+    """A checkpoint whose names, shapes and types have been proved against its configuration."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    ignored: dict[str, str]
+
+
+def check_checkpoint(path: Path | str) -> CheckedModel:
+    """Open and check a model without reading a weight.
+
+    Raises the CheckpointError that names what is wrong: see civetta.errors.
+    """
+    checkpoint = open_checkpoint(path)
+    config = read_config(checkpoint)
+    binder = Binder(checkpoint, dry=True)
+    _bind(binder, checkpoint, config)
+    binder.finish()
+    return CheckedModel(checkpoint=checkpoint, config=config, ignored=binder.ignored())
+
+
+def load_trunk(
+    path: Path | str, *, device: str = "cpu", dtype: torch.dtype = torch.float32, ops: Ops | None = None
+) -> Trunk:
+    """A trunk ready to run; weights stay views of the files."""
+    checked = check_checkpoint(path)
+    weights, table = _bind(Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config)
+    config, rows = checked.config, None
+    if table is not None:
+        config = replace(config, ple=table[0])
+        rows = MappedRows(table[1])
+    return Trunk(config, weights, ops or select(device), dtype, rows)
+
+
+def read_config(checkpoint: Checkpoint) -> ModelConfig:
+    """The model's sizes; raises ArchitectureUnsupported or CheckpointMalformed."""
+    where = str(checkpoint.path)
+    if checkpoint.kind == "safetensors":
+        config = checkpoint.metadata["config.json"]
+        assert isinstance(config, dict)
+        return from_hf(config, where)
+    if checkpoint.metadata.get("general.architecture") == "clip":
+        raise ArchitectureUnsupported(
+            f"{where} is a vision sidecar (mmproj), not a model; give the model's own file"
+        )
+    tensors = checkpoint.tensors
+    has_indexer = any(".indexer.k_proj." in name for name in tensors)
+    embed = tensors.get("token_embd.weight")
+    config = from_gguf(
+        checkpoint.metadata,
+        where,
+        has_indexer=has_indexer,
+        vocab=embed.shape[0] if embed is not None else 1,
+    )
+    if embed is None and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
+        raise ArchitectureUnsupported(
+            f"{where} is a draft sidecar (MTP), not a model; give the model's own file"
+        )
+    if embed is None:
+        raise TensorMissing(f"{where}: tensor 'token_embd.weight' is missing; the file is no model")
+    return config
+
+
+def _bind(
+    binder: Binder, checkpoint: Checkpoint, config: ModelConfig
+) -> tuple[TrunkWeights, tuple[PleConfig, tuple[Weight, ...]] | None]:
+    if checkpoint.kind == "safetensors":
+        return bind_hf(binder, config), bind_hf_table(binder, config)
+    return bind_gguf(binder, config), bind_gguf_table(binder, config)

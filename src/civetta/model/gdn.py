@@ -1,0 +1,107 @@
+"""Gated delta-net mixer: projections, short convolution, chunked delta rule (model.md E.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from civetta.kernels.ops import Ops
+    from civetta.model.config import ModelConfig
+    from civetta.model.inputs import Span
+    from civetta.model.weights import GdnWeights
+    from civetta.state.recurrent import GdnState, RecurrentState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Projected rows of one sequence."""
+
+    q_THA: Tensor
+    k_THA: Tensor
+    v_TVA: Tensor
+    log_decay_TV: Tensor
+    beta_TV: Tensor
+
+
+def gdn(
+    ops: Ops, c: ModelConfig, w: GdnWeights, h_TD: Tensor, spans: tuple[Span, ...], index: int
+) -> Tensor:
+    """y_TD of GDN layer number `index`; advances each session's convolution and delta state."""
+    u_TC = ops.matmul(h_TD, w.in_qkv, h_TD.dtype)
+    z_TVA = ops.matmul(h_TD, w.in_z, h_TD.dtype).view(-1, c.gdn_value_heads, c.gdn_head_dim)
+    h32 = h_TD.float()
+    log_decay, beta = ops.gdn_gates(
+        ops.matmul(h32, w.in_a, torch.float32),
+        ops.matmul(h32, w.in_b, torch.float32),
+        w.decay_scale_V,
+        w.dt_bias_V,
+    )
+    outs = []
+    for span in spans:
+        state = span.session.recurrent
+        mixed = ops.short_conv(u_TC[span.part], state.conv[index].last(), w.conv_CK, 1)
+        state.conv[index].push(u_TC[span.part])
+        rows = _split(c, mixed, log_decay[span.part], beta[span.part])
+        outs.append(_delta(ops, c, rows, state, index, span.first))
+    o_TVA = torch.cat(outs) if len(outs) > 1 else outs[0]
+    y_TVA = ops.gdn_norm(o_TVA, z_TVA, w.norm_A, c.rms_eps)
+    return ops.matmul(y_TVA.flatten(1), w.out, h_TD.dtype)
+
+
+def _split(c: ModelConfig, mixed_TC: Tensor, log_decay: Tensor, beta: Tensor) -> _Rows:
+    key_width = c.gdn_key_heads * c.gdn_head_dim
+    q, k, v = mixed_TC.split([key_width, key_width, c.gdn_value_heads * c.gdn_head_dim], dim=1)
+    return _Rows(
+        q_THA=q.unflatten(1, (c.gdn_key_heads, c.gdn_head_dim)),
+        k_THA=k.unflatten(1, (c.gdn_key_heads, c.gdn_head_dim)),
+        v_TVA=v.unflatten(1, (c.gdn_value_heads, c.gdn_head_dim)),
+        log_decay_TV=log_decay,
+        beta_TV=beta,
+    )
+
+
+def _delta(
+    ops: Ops, c: ModelConfig, new: _Rows, state: RecurrentState, index: int, first: int
+) -> Tensor:
+    """Run the chunk form over the open rows and the new ones; keep what is open afterwards."""
+    layer, opened = state.gdn[index], first - state.base
+    total = opened + new.beta_TV.shape[0]
+    fold = state.base_after(first + new.beta_TV.shape[0]) - state.base
+    rows = _joined(layer, new, opened)
+    o_TVA, layer.s_VAA = ops.gdn_chunks(
+        rows.q_THA,
+        rows.k_THA,
+        rows.v_TVA,
+        rows.log_decay_TV,
+        rows.beta_TV,
+        layer.s_VAA,
+        c.head_order == "tiled",
+        opened,
+        fold,
+    )
+    _keep(layer, rows, fold, total)
+    return o_TVA
+
+
+def _joined(layer: GdnState, new: _Rows, opened: int) -> _Rows:
+    if not opened:
+        return new
+    return _Rows(
+        q_THA=torch.cat([torch.zeros_like(layer.k[:opened]), new.q_THA]),
+        k_THA=torch.cat([layer.k[:opened], new.k_THA]),
+        v_TVA=torch.cat([layer.v[:opened], new.v_TVA]),
+        log_decay_TV=torch.cat([layer.log_decay[:opened], new.log_decay_TV]),
+        beta_TV=torch.cat([layer.beta[:opened], new.beta_TV]),
+    )
+
+
+def _keep(layer: GdnState, rows: _Rows, fold: int, total: int) -> None:
+    count = total - fold
+    layer.k[:count] = rows.k_THA[fold:]
+    layer.v[:count] = rows.v_TVA[fold:]
+    layer.log_decay[:count] = rows.log_decay_TV[fold:]
+    layer.beta[:count] = rows.beta_TV[fold:]

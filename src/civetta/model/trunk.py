@@ -1,0 +1,177 @@
+"""The network: embedding, blocks around the n-gram layer, mixing of the streams, head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from civetta.model.gdn import gdn
+from civetta.model.inputs import Piece, Rows, Span
+from civetta.model.moe import moe
+from civetta.model.ple import ple
+from civetta.model.qsa import qsa
+from civetta.model.rope import RopeTable
+from civetta.model.weights import GdnWeights
+from civetta.state.pages import PageShape
+from civetta.state.recurrent import RecurrentShape
+from civetta.state.session import Session, SessionStore, StateShape
+
+if TYPE_CHECKING:
+    from civetta.kernels.ops import Ops
+    from civetta.model.config import ModelConfig
+    from civetta.model.inputs import RowSource
+    from civetta.model.weights import BlockWeights, TrunkWeights
+
+
+class Trunk:
+    """The text model: weights, ops and the n-gram table. Holds no state of any sequence."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: TrunkWeights,
+        ops: Ops,
+        dtype: torch.dtype,
+        rows: RowSource | None,
+    ) -> None:
+        self.config, self.weights, self.ops, self.dtype = config, weights, ops, dtype
+        self._rows = rows
+        self._rope = RopeTable(config.rope_dims, config.rope_theta, config.mrope_section)
+        kinds = config.layer_kinds
+        self._index = tuple(kinds[:i].count(kind) for i, kind in enumerate(kinds))
+
+    def store(self, *, sessions: int, context_tokens: int) -> SessionStore:
+        """State for `sessions` sequences of up to `context_tokens` tokens."""
+        return SessionStore(
+            state_shape(self.config),
+            sessions=sessions,
+            context_tokens=context_tokens,
+            dtype=self.dtype,
+        )
+
+    def forward(self, session: Session, ids: Sequence[int], rows: Rows = "last") -> Tensor:
+        """Append `ids` to one session; float32 logits of the wanted rows [n, vocab]."""
+        return self.forward_pieces([Piece(session=session, ids=ids, rows=rows)])
+
+    def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
+        """Append every piece to its session; logits of the wanted rows, in order of the pieces.
+
+        No piece may be empty and no session may occur twice. Raises EngineBusy, with no session
+        changed, when pages or context do not suffice.
+        """
+        for piece in pieces:
+            piece.session.reserve(len(piece.ids))
+        spans = _spans(pieces)
+        with torch.inference_mode():
+            rope_3T = torch.cat([_rope_positions(span) for span in spans], dim=1)
+            x_TSD = self._embed(pieces)
+            for i, block in enumerate(self.weights.blocks):
+                if block.ple is not None:
+                    x_TSD = self._ple(block, x_TSD, pieces, spans)
+                x_TSD = self._block(block, x_TSD, spans, self._index[i], rope_3T)
+            for piece, span in zip(pieces, spans, strict=True):
+                _advance(piece, rope_3T[:, span.part])
+            return self._logits(x_TSD, _wanted(pieces, spans))
+
+    def _embed(self, pieces: Sequence[Piece]) -> Tensor:
+        ids_T = torch.tensor([i for piece in pieces for i in piece.ids], dtype=torch.int64)
+        x_TD = self.ops.embed(ids_T, self.weights.embed, self.dtype).float()
+        return x_TD.unsqueeze(1).repeat(1, self.config.streams, 1)
+
+    def _ple(
+        self, block: BlockWeights, x_TSD: Tensor, pieces: Sequence[Piece], spans: tuple[Span, ...]
+    ) -> Tensor:
+        config = self.config.ple
+        assert config is not None
+        assert block.ple is not None
+        assert self._rows is not None
+        context = config.hash.context
+        gathered = [
+            self._rows.gather(
+                config.hash.row_ids(list(piece.ids), piece.session.ids[-context:]), self.dtype
+            )
+            for piece in pieces
+        ]
+        rows_TE = torch.cat(gathered) if len(gathered) > 1 else gathered[0]
+        return ple(self.ops, self.config, config, block.ple, x_TSD, rows_TE, spans)
+
+    def _block(
+        self, w: BlockWeights, x_TSD: Tensor, spans: tuple[Span, ...], index: int, rope_3T: Tensor
+    ) -> Tensor:
+        ops, c = self.ops, self.config
+        h_TD, inject = ops.hyper_read(x_TSD, w.attn_hyper, c.rms_eps, self.dtype)
+        assert inject is not None
+        if isinstance(w.mixer, GdnWeights):
+            y_TD = gdn(ops, c, w.mixer, h_TD, spans, index)
+        else:
+            y_TD = qsa(ops, c, w.mixer, h_TD, spans, index, self._rope, rope_3T)
+        x_TSD = ops.hyper_write(x_TSD, y_TD, inject)
+        h_TD, inject = ops.hyper_read(x_TSD, w.mlp_hyper, c.rms_eps, self.dtype)
+        assert inject is not None
+        return ops.hyper_write(x_TSD, moe(ops, c, w.moe, h_TD), inject)
+
+    def _logits(self, x_TSD: Tensor, wanted: Tensor) -> Tensor:
+        if not len(wanted):
+            return torch.zeros(0, self.config.vocab)
+        h_TD, _ = self.ops.hyper_read(
+            x_TSD[wanted], self.weights.mixer, self.config.rms_eps, self.dtype
+        )
+        return self.ops.matmul(h_TD, self.weights.head, torch.float32)
+
+
+def state_shape(c: ModelConfig) -> StateShape:
+    """Sizes of a session's state."""
+    return StateShape(
+        pages=PageShape(
+            layers=c.qsa_layers,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            index_dim=c.index_dim,
+            index_ratio=c.index_ratio,
+        ),
+        recurrent=RecurrentShape(
+            layers=c.gdn_layers,
+            key_heads=c.gdn_key_heads,
+            value_heads=c.gdn_value_heads,
+            head_dim=c.gdn_head_dim,
+            channels=c.gdn_channels,
+            conv_rows=c.gdn_conv_kernel - 1,
+            ple_width=c.wide if c.ple else 0,
+            ple_rows=c.ple.history_rows if c.ple else 0,
+        ),
+        ngram_context=c.ple.hash.context if c.ple else 0,
+    )
+
+
+def _spans(pieces: Sequence[Piece]) -> tuple[Span, ...]:
+    spans, start = [], 0
+    for piece in pieces:
+        stop = start + len(piece.ids)
+        assert stop > start, "an empty piece"
+        spans.append(
+            Span(session=piece.session, start=start, stop=stop, first=piece.session.position)
+        )
+        start = stop
+    return tuple(spans)
+
+
+def _rope_positions(span: Span) -> Tensor:
+    """Text positions: t = h = w = place in the sequence."""
+    return torch.arange(span.first, span.first + span.stop - span.start).expand(3, -1)
+
+
+def _advance(piece: Piece, rope_3T: Tensor) -> None:
+    session = piece.session
+    session.extend([int(i) for i in piece.ids], rope_3T)
+    session.recurrent.base = session.recurrent.base_after(session.position)
+
+
+def _wanted(pieces: Sequence[Piece], spans: tuple[Span, ...]) -> Tensor:
+    parts = []
+    for piece, span in zip(pieces, spans, strict=True):
+        first = {"none": span.stop, "last": span.stop - 1, "all": span.start}[piece.rows]
+        parts.append(torch.arange(first, span.stop))
+    return torch.cat(parts)

@@ -1,0 +1,96 @@
+"""Paged keys, values and index keys of the sparse attention layers.
+
+A page holds 64 tokens of every layer. Pages are taken as a sequence grows and are zeroed when taken,
+so that rows past a sequence's end are finite (they meet a weight of zero). Memory that no page of
+uses is never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from civetta.errors import EngineBusy
+from civetta.kernels.ops import PAGE_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageShape:
+    """Sizes of a page: layers, key/value heads and their width, index width, tokens a block."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    index_dim: int
+    index_ratio: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPages:
+    """One layer's share: k, v [P, 64, G, A]; raw index keys [P, 64, X]; pooled [P, 64/ratio, X]."""
+
+    k: Tensor
+    v: Tensor
+    index_raw: Tensor
+    index_key: Tensor
+
+
+class PagePool:
+    """A fixed number of pages; every page is free or held by at least one owner."""
+
+    def __init__(self, shape: PageShape, pages: int, dtype: torch.dtype) -> None:
+        self.pages = pages
+        self._free = list(range(pages - 1, -1, -1))
+        self._owners = [0] * pages
+        blocks = PAGE_TOKENS // shape.index_ratio
+        kv = (pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
+        self.layers = tuple(
+            LayerPages(
+                k=torch.empty(kv, dtype=dtype),
+                v=torch.empty(kv, dtype=dtype),
+                index_raw=torch.empty((pages, PAGE_TOKENS, shape.index_dim), dtype=dtype),
+                index_key=torch.empty((pages, blocks, shape.index_dim), dtype=dtype),
+            )
+            for _ in range(shape.layers)
+        )
+
+    @property
+    def free_pages(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """A zeroed page with one owner; raises EngineBusy when none is free."""
+        if not self._free:
+            raise EngineBusy(
+                f"all {self.pages} pages of {PAGE_TOKENS} tokens are in use;"
+                " wait for a request to end or start with a larger --context"
+            )
+        page = self._free.pop()
+        self._owners[page] = 1
+        for layer in self.layers:
+            for part in (layer.k, layer.v, layer.index_raw, layer.index_key):
+                part[page].zero_()
+        return page
+
+    def share(self, page: int) -> None:
+        """One more owner for a page in use."""
+        assert self._owners[page] > 0, "shared a free page"
+        self._owners[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One owner less; the last one frees the page."""
+        assert self._owners[page] > 0, "dropped a free page"
+        self._owners[page] -= 1
+        if self._owners[page] == 0:
+            self._free.append(page)
+
+    def check(self) -> None:
+        """Prove that the books balance: free and held pages are all pages, once each."""
+        held = {page for page, owners in enumerate(self._owners) if owners}
+        assert all(owners >= 0 for owners in self._owners), "negative owners"
+        assert len(set(self._free)) == len(self._free), "a page is free twice"
+        assert held.isdisjoint(self._free), "a page is free and held"
+        assert len(held) + len(self._free) == self.pages, "a page is lost"

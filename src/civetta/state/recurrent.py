@@ -1,0 +1,93 @@
+"""What a sequence carries besides pages: delta state, open chunk, conv and n-gram history.
+
+The delta state S is kept at `base`, a multiple of 64, with the rows since; S moves on only when a
+chunk is complete and REWIND_ROWS beyond recall, so going back up to REWIND_ROWS rows is a change of
+counters (design.md section 2, model.md B.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from civetta.kernels.ops import GDN_CHUNK
+
+REWIND_ROWS = 8
+"""Rows that a sequence can go back by without recomputing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentShape:
+    """Sizes: GDN layers, key and value heads, head width, conv channels and history rows, n-gram
+    conv width and history rows (0 without an n-gram layer)."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    head_dim: int
+    channels: int
+    conv_rows: int
+    ple_width: int
+    ple_rows: int
+
+
+class GdnState:
+    """One layer: S [V, A, A] float32 at `base`; k [T, H, A], v [T, V, A] and gates since."""
+
+    def __init__(self, shape: RecurrentShape, dtype: torch.dtype) -> None:
+        rows, heads, width = GDN_CHUNK + REWIND_ROWS, shape.value_heads, shape.head_dim
+        self.s_VAA = torch.zeros(heads, width, width)
+        self.k = torch.zeros(rows, shape.key_heads, width, dtype=dtype)
+        self.v = torch.zeros(rows, heads, width, dtype=dtype)
+        self.log_decay = torch.zeros(rows, heads)
+        self.beta = torch.zeros(rows, heads)
+
+
+class History:
+    """The newest rows of one tensor, enough for a convolution and REWIND_ROWS steps back."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        self.rows = rows
+        self._kept = torch.zeros(rows + REWIND_ROWS, width, dtype=dtype)
+
+    def last(self) -> Tensor:
+        """The `rows` newest rows, zeros before the sequence's start."""
+        return self._kept[REWIND_ROWS:]
+
+    def push(self, new_TC: Tensor) -> None:
+        """Append rows; the oldest fall away."""
+        keep = self._kept.shape[0]
+        self._kept = torch.cat([self._kept, new_TC.to(self._kept.dtype)])[-keep:].clone()
+
+    def rewind(self, rows: int) -> None:
+        """Forget the newest `rows` rows."""
+        if rows:
+            kept = self._kept
+            self._kept = torch.cat([torch.zeros_like(kept[:rows]), kept[:-rows]])
+
+    def tensor(self) -> Tensor:
+        """All kept rows, for snapshots and tests."""
+        return self._kept
+
+
+class RecurrentState:
+    """All recurrent state of one sequence."""
+
+    def __init__(self, shape: RecurrentShape, dtype: torch.dtype) -> None:
+        self.base = 0
+        self.gdn = [GdnState(shape, dtype) for _ in range(shape.layers)]
+        self.conv = [History(shape.conv_rows, shape.channels, dtype) for _ in range(shape.layers)]
+        self.ple = History(shape.ple_rows, shape.ple_width, torch.float32)
+
+    def base_after(self, position: int) -> int:
+        """Where S may stand once `position` tokens are in: all that no rewind can take back."""
+        settled = max(position - REWIND_ROWS, 0)
+        return max(self.base, settled - settled % GDN_CHUNK)
+
+    def rewind(self, rows: int) -> None:
+        """Take back the newest `rows` <= REWIND_ROWS rows of every history."""
+        assert 0 <= rows <= REWIND_ROWS
+        for history in (*self.conv, self.ple):
+            history.rewind(rows)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+TESTS = Path(__file__).parents[1]
+START = """
+import sys, time, threading
+sys.path.insert(0, {tests!r})
+from fake_engine import FakeEngine
+from civetta.cli import engine_setup
+from civetta.cli.main import main
+from civetta.errors import CheckpointNotFound
+
+def missing(settings):
+    raise CheckpointNotFound("There is no model at x.gguf.")
+
+def never(settings):
+    time.sleep(600)
+
+def engine(settings):
+    made = FakeEngine({reply!r}, before_token=lambda index: time.sleep({token_s}))
+    close = made.close
+    made.close = lambda: (close(), sys.stderr.write("ENGINE CLOSED\\n"))
+    ended, write = made.ended.release, sys.stderr.write
+    made.ended.release = lambda: (ended(), write(f"ENDED {{made.finished[-1].reason}}\\n"))
+    return made
+
+engine_setup.build_engine = {build}
+main()
+"""
+
+
+class Serving:
+    """A server process; reads its stderr on a thread."""
+
+    def __init__(self, *flags, build="engine", reply="hello", token_s=0.0):
+        code = START.format(tests=str(TESTS), reply=reply, token_s=token_s, build=build)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "serve", "-p", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={key: value for key, value in os.environ.items() if key not in ("HOST", "PORT")},
+        )
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+    def line(self, words):
+        with self._changed:
+            found = self._changed.wait_for(lambda: [x for x in self.lines if words in x], 20)
+        assert found, self.lines
+        return found[0]
+
+    @property
+    def url(self):
+        return self.line("civetta serves").split(" at ")[1].split("/v1;")[0]
+
+    def end(self, sig=None, timeout_s=15):
+        if sig is not None:
+            self.process.send_signal(sig)
+        status = self.process.wait(timeout_s)
+        self._reader.join()
+        return status
+
+    def _read(self):
+        for line in self.process.stderr:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+
+
+def test_start_answers_the_sdk_and_ends_on_sigterm():
+    with Serving("--served-model-name", "nano", "--api-key", "sesame") as serving:
+        start = serving.line("civetta serves nano")
+        assert f"curl {serving.url}/v1/chat/completions" in start
+        assert "sesame" not in start
+        with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="sesame", max_retries=0) as client:
+            done = client.completions.create(model="nano", prompt="Hi")
+            assert done.choices[0].text == "hello"
+            texts = client.completions.create(model="nano", prompt="Hi", stream=True)
+            assert "".join(chunk.choices[0].text for chunk in texts) == "hello"
+        assert serving.end(signal.SIGTERM) == 0
+        assert "ENGINE CLOSED" in serving.lines
+        assert not [line for line in serving.lines if "Traceback" in line]
+        assert serving.process.stdout.read() == ""
+
+
+def test_a_client_that_hangs_up_frees_the_engine():
+    with Serving(reply="x" * 100_000, token_s=0.002) as serving:
+        host, port = serving.url.removeprefix("http://").split(":")
+        for stream in (True, False):
+            body = json.dumps({"prompt": "x", "stream": stream})
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(
+                    f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+                    f"\r\n{body}".encode()
+                )
+                if stream:
+                    connection.recv(100)
+                else:
+                    time.sleep(0.1)
+        with serving._changed:
+            cancelled = serving._changed.wait_for(
+                lambda: serving.lines.count("ENDED cancelled") == 2, 10
+            )
+        assert cancelled, serving.lines
+        serving.line("status=499")
+
+
+def test_sigterm_lets_a_running_reply_end():
+    with Serving(reply="y" * 100, token_s=0.01) as serving:
+        url = f"{serving.url}/v1/completions"
+        with httpx2.stream("POST", url, json={"prompt": "x", "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            serving.process.send_signal(signal.SIGTERM)
+            rest = "\n".join(lines)
+        assert rest.count('"text":"y"') >= 98
+        assert rest.rstrip().endswith("data: [DONE]")
+        assert serving.end() == 0
+        assert "ENDED stop" in serving.lines
+
+
+def test_ctrl_c_ends_with_130():
+    with Serving() as serving:
+        assert serving.url
+        assert serving.end(signal.SIGINT) == 130
+        assert not [line for line in serving.lines if "Traceback" in line]
+
+
+def test_health_answers_while_loading_and_ctrl_c_works():
+    with Serving("--log-level", "info", build="never") as serving:
+        port = serving.line("listening").split("url=")[1].split()[0]
+        response = httpx2.get(f"{port}/health")
+        assert (response.status_code, response.json()["status"]) == (503, "loading model")
+        assert serving.end(signal.SIGINT) == 130
+
+
+def test_a_model_that_does_not_load_ends_the_server():
+    with Serving(build="missing") as serving:
+        assert serving.end() == 1
+        assert serving.lines[-1] == (
+            "civetta: error[checkpoint_not_found]: There is no model at x.gguf."
+        )
+
+
+def test_a_taken_port_is_told_before_anything_loads(civetta):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = civetta("serve", "-p", port)
+    assert result.status == 1
+    assert result.err.startswith(
+        f"civetta: error[cannot_listen]: Cannot listen on 127.0.0.1:{port}"
+    )
+    assert "--port" in result.err
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
+def test_an_address_that_is_not_ours_is_told(civetta, host):
+    result = civetta("serve", "-p", "0", "-i", host)
+    assert result.status == 1
+    assert host in result.err
+    assert "--host" in result.err

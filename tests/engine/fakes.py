@@ -1,0 +1,194 @@
+"""A scripted model and a byte tokenizer: the engine's whole world without weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from civetta.engine.protocol import GenerateRequest, ModelInfo
+from civetta.types import SamplingParams
+
+VOCAB = 260
+IM_END = 256
+END_OF_TEXT = 257
+THINK = 258
+THINK_END = 259
+GREEDY = SamplingParams(temperature=0)
+
+
+class ByteTokenizer:
+    """One token a byte, and four special ones; what `Tokenizer` offers, as far as it is used."""
+
+    def __init__(self):
+        self.vocab_size = VOCAB
+        self.specials = {
+            "<|im_end|>": IM_END,
+            "<|endoftext|>": END_OF_TEXT,
+            "<think>": THINK,
+            "</think>": THINK_END,
+        }
+        self.control_ids = frozenset({IM_END, END_OF_TEXT})
+        self.eos_id = IM_END
+        self.eog_ids = frozenset({IM_END, END_OF_TEXT})
+
+    def token_bytes(self, token_id):
+        for text, special in self.specials.items():
+            if special == token_id:
+                return text.encode()
+        return bytes([token_id])
+
+    def encode(self, text, *, parse_special=True, literal_starts=()):
+        ids, at = [], 0
+        while at < len(text):
+            special = next(
+                (
+                    s
+                    for s in self.specials
+                    if parse_special and at not in literal_starts and text.startswith(s, at)
+                ),
+                None,
+            )
+            if special is None:
+                ids += text[at].encode()
+                at += 1
+            else:
+                ids.append(self.specials[special])
+                at += len(special)
+        return ids
+
+    def decode(self, ids, *, skip_special=False):
+        kept = [i for i in ids if not (skip_special and i in self.control_ids)]
+        return b"".join(map(self.token_bytes, kept)).decode(errors="replace")
+
+
+@dataclass
+class FakeSession:
+    model: FakeModel
+    ids: list = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def position(self):
+        return len(self.ids)
+
+    def close(self):
+        assert not self.closed, "closed twice"
+        self.closed = True
+        self.model.open_sessions -= 1
+        if self.model.fail_close:
+            raise RuntimeError("close failed")
+
+
+class FakeModel:
+    """`next_token(ids)` says which token follows; its logit is 8, the others' are 0.
+
+    Watches its users: one thread only, no use after close, rows "none" for all but the last part
+    of a prompt. `on_forward(session, ids)` may raise, wait or look.
+    """
+
+    def __init__(self, next_token, *, on_forward=None, on_open=None):
+        self.next_token = next_token
+        self.on_forward = on_forward or (lambda session, ids: None)
+        self.on_open = on_open or (lambda: None)
+        self.open_sessions = 0
+        self.most_sessions = 0
+        self.fail_close = False
+        self.calls = []
+        self.threads = set()
+
+    def open_session(self):
+        self.threads.add(threading.get_ident())
+        self.on_open()
+        self.open_sessions += 1
+        self.most_sessions = max(self.most_sessions, self.open_sessions)
+        return FakeSession(self)
+
+    def forward(self, session, ids, rows):
+        self.threads.add(threading.get_ident())
+        assert not session.closed
+        assert len(ids) > 0
+        self.calls.append((len(ids), rows))
+        self.on_forward(session, list(ids))
+        session.ids.extend(ids)
+        if rows == "none":
+            return torch.zeros(0, VOCAB)
+        assert rows == "last"
+        logits = torch.zeros(1, VOCAB)
+        logits[0, self.next_token(session.ids)] = 8.0
+        return logits
+
+
+def script(prompt_tokens, tokens):
+    """The model that answers a prompt of that length with these tokens, then end tokens."""
+
+    def next_token(ids):
+        index = len(ids) - prompt_tokens
+        return tokens[index] if index < len(tokens) else IM_END
+
+    return next_token
+
+
+def says(prompt_tokens, text, end=IM_END):
+    """The model that answers with the bytes of `text` and an end token."""
+    return script(prompt_tokens, [*text.encode(), end])
+
+
+def babble(ids):
+    """A model whose next token depends on all tokens before it; ends now and then."""
+    state = 17
+    for token in ids:
+        state = (state * 31 + token + 7) % 1_000_003
+    return IM_END if state % 23 == 0 else 97 + state % 26
+
+
+def babbled(prompt, limit):
+    """What a greedy request gets from `babble`, without any engine."""
+    ids = list(prompt)
+    while len(ids) - len(prompt) < limit:
+        token = babble(ids)
+        ids.append(token)
+        if token == IM_END:
+            break
+    return ids[len(prompt) :]
+
+
+def info(context_tokens=512):
+    return ModelInfo(
+        model_id="fake",
+        path="fake.gguf",
+        context_tokens=context_tokens,
+        vocab_size=VOCAB,
+        parameters=0,
+        format="none",
+        device="cpu",
+        dtype="f32",
+        created_s=0,
+        has_tokenizer=True,
+    )
+
+
+def ask(prompt="hello", **fields):
+    """A greedy request whose prompt is text or a list of ids."""
+    ids = tuple(prompt.encode()) if isinstance(prompt, str) else tuple(prompt)
+    return GenerateRequest(**{"request_id": "r1", "prompt_ids": ids, "sampling": GREEDY, **fields})
+
+
+class ManualClock:
+    """Time that moves when told."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def wait_until(condition, timeout_s=20.0):
+    """Poll until `condition()`; for what other threads do."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.001)

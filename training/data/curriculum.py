@@ -1,0 +1,102 @@
+"""How much of each ability, at which sequence lengths, in each phase of the training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.data.draw import seeded
+
+Shares = tuple[tuple[str, float], ...]
+
+SHORT: Shares = (
+    ("arithmetic", 0.15),
+    ("retrieval", 0.12),
+    ("copy", 0.09),
+    ("vision", 0.17),
+    ("tools", 0.15),
+    ("json", 0.08),
+    ("definitions", 0.08),
+    ("stories", 0.12),
+    ("chat", 0.04),
+)
+"""Shares of tokens in rows of up to 1,024 tokens."""
+
+MIDDLE: Shares = (
+    ("arithmetic", 0.06),
+    ("retrieval", 0.42),
+    ("copy", 0.04),
+    ("vision", 0.06),
+    ("tools", 0.26),
+    ("json", 0.04),
+    ("definitions", 0.04),
+    ("stories", 0.06),
+    ("chat", 0.02),
+)
+"""Shares in rows of up to 4,096 tokens: here eight tools fit."""
+
+LONG: Shares = (
+    ("arithmetic", 0.03),
+    ("retrieval", 0.78),
+    ("copy", 0.02),
+    ("vision", 0.03),
+    ("tools", 0.06),
+    ("json", 0.02),
+    ("definitions", 0.02),
+    ("stories", 0.03),
+    ("chat", 0.01),
+)
+"""Shares in longer rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The size of a batch, and how often it comes compared with the other shapes."""
+
+    seq_len: int
+    rows: int
+    frequency: float = 1.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one batch, padding included."""
+        return self.seq_len * self.rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One phase: shapes that take turns, shares of the abilities, loss weight of given text."""
+
+    shapes: tuple[Shape, ...]
+    context_weight: float = 0.1
+    short: Shares = SHORT
+    middle: Shares = MIDDLE
+    long: Shares = LONG
+
+    def shape_of(self, seed: int, index: int) -> Shape:
+        """Return the shape of batch `index`."""
+        rng = seeded("shape", seed, index)
+        return rng.choices(self.shapes, [shape.frequency for shape in self.shapes])[0]
+
+    def shares_at(self, seq_len: int) -> dict[str, float]:
+        """Return the share of each ability, adding up to one."""
+        chosen = self.short if seq_len <= 1024 else self.middle if seq_len <= 4096 else self.long
+        total = sum(share for _, share in chosen)
+        return {name: share / total for name, share in chosen if share > 0}
+
+
+def plan(phase: str, tokens: int = 65536) -> Plan:
+    """Return the plan of a phase; every batch has `tokens` tokens (a multiple of 16,384).
+
+    `start` learns form and short answers; `main` is the bulk; `long` stretches retrieval to 16 k
+    and keeps everything else alive. Raises KeyError for another name.
+    """
+    frequencies = {
+        "start": {512: 0.5, 1024: 0.5},
+        "main": {1024: 0.72, 2048: 0.16, 4096: 0.1, 16384: 0.02},
+        "long": {1024: 0.4, 2048: 0.15, 4096: 0.2, 16384: 0.25},
+    }[phase]
+    shapes = tuple(
+        Shape(seq_len=length, rows=tokens // length, frequency=frequency)
+        for length, frequency in frequencies.items()
+    )
+    return Plan(shapes=shapes, context_weight=0.2 if phase == "start" else 0.1)

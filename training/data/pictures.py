@@ -1,0 +1,139 @@
+"""Questions about pictures of shapes: colour, shape, count, and a list from left to right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from training.data import scenes
+from training.data.dialogue import Turn, chat
+
+if TYPE_CHECKING:
+    from training.data.draw import Draw
+    from training.data.sample import Chat
+    from training.data.scenes import Scene
+
+TOKEN_SIDE = 32
+"""Pixels along one side of the square that one image token stands for (model.md D.1)."""
+
+COUNT_ALL = (
+    "How many shapes are there?",
+    "How many shapes are in the image?",
+    "How many shapes do you see?",
+    "Count the shapes.",
+    "How many objects are in the picture?",
+    "How many shapes are in this picture? Answer with a number.",
+)
+COUNT_SOME = (
+    "How many {x} are there?",
+    "How many {x} are in the image?",
+    "How many {x} do you see?",
+    "Count the {x}.",
+)
+COLOUR_ONE = (
+    "What colour is the {k}?",
+    "What color is the {k}?",
+    "Which colour does the {k} have?",
+    "What is the color of the {k}?",
+    "What is the colour of the {k}? Answer with one word.",
+)
+COLOUR_ANY = ("What colour is the shape?", "What color is the shape?", "Which colour is it?",
+              "What color is this?", "What colour is the object in the picture?")  # fmt: skip
+KIND_ONE = (
+    "What shape is {c}?",
+    "Which shape is {c}?",
+    "What is the {c} shape?",
+    "What shape is the {c} object?",
+)
+KIND_ANY = ("What shape is this?", "What shape is in the image?", "Which shape do you see?",
+            "What is in the picture?", "Name the shape.",
+            "What shape is it? Answer with one word.")  # fmt: skip
+LIST = (
+    "List the shapes from left to right.",
+    "Describe the image.",
+    "Describe the picture.",
+    "What do you see in the image?",
+    "What is in this image?",
+)
+
+
+def plural(kind: str) -> str:
+    """Return the plural of a shape's name."""
+    return f"{kind}es" if kind == "cross" else f"{kind}s"
+
+
+def listing(scene: Scene) -> str:
+    """Return the shapes from left to right in words."""
+    names = [shape.name for shape in scene.shapes]
+    if len(names) == 1:
+        return f"a {names[0]}".replace("a orange", "an orange")
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _thought(scene: Scene) -> str:
+    return f"I see, from left to right: {listing(scene)}."
+
+
+def _count(draw: Draw, scene: Scene) -> tuple[str, str]:
+    if draw.chance(0.5):
+        return draw.choice(COUNT_ALL), str(len(scene.shapes))
+    shape = draw.choice(scene.shapes)
+    if draw.chance(0.15):
+        shape = draw.choice(scenes.scene(draw, 1, scene.side).shapes)
+    by_kind = draw.chance(0.5)
+    what = plural(shape.kind) if by_kind else f"{shape.colour} shapes"
+    same = [s.kind == shape.kind if by_kind else s.colour == shape.colour for s in scene.shapes]
+    return draw.choice(COUNT_SOME).format(x=what), str(sum(same))
+
+
+def _colour(draw: Draw, scene: Scene) -> tuple[str, str] | None:
+    if len(scene.shapes) == 1 and draw.chance(0.5):
+        return draw.choice(COLOUR_ANY), scene.shapes[0].colour
+    kinds = Counter(shape.kind for shape in scene.shapes)
+    unique = [shape for shape in scene.shapes if kinds[shape.kind] == 1]
+    if not unique:
+        return None
+    shape = draw.choice(unique)
+    return draw.choice(COLOUR_ONE).format(k=shape.kind), shape.colour
+
+
+def _kind(draw: Draw, scene: Scene) -> tuple[str, str] | None:
+    if len(scene.shapes) == 1 and draw.chance(0.5):
+        return draw.choice(KIND_ANY), scene.shapes[0].kind
+    colours = Counter(shape.colour for shape in scene.shapes)
+    unique = [shape for shape in scene.shapes if colours[shape.colour] == 1]
+    if not unique:
+        return None
+    shape = draw.choice(unique)
+    return draw.choice(KIND_ONE).format(c=shape.colour), shape.kind
+
+
+def question(draw: Draw, scene: Scene) -> Turn:
+    """Return one question that the scene answers without doubt."""
+    while True:
+        made: tuple[str, str] | None
+        roll = draw.rng.random()
+        if not draw.single and roll < 0.2:
+            made = (draw.choice(LIST if len(scene.shapes) > 1 else LIST[1:3]), listing(scene))
+        else:
+            made = draw.choice((_count, _colour, _kind))(draw, scene)
+        if made is not None:
+            return Turn(user=made[0], answer=made[1], reasoning=_thought(scene))
+
+
+def make(draw: Draw) -> Chat:
+    """Return one picture with one to six questions about it."""
+    side = draw.choice(scenes.SIZES if draw.room >= 192 else (128,))
+    count = draw.between(1, 6) if draw.chance(0.75) else 1
+    scene = draw.unseen(lambda: scenes.scene(draw, count, side), lambda made: made.key)
+    asked = 1 if draw.single or draw.chance(0.2) else draw.between(2, 6)
+    turns: dict[str, Turn] = {}
+    for _ in range(asked):
+        turn = question(draw, scene)
+        turns.setdefault(str(turn.user), turn)
+    first, *rest = turns.values()
+    parts: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": first.user}]
+    if draw.chance(0.15):
+        parts.reverse()
+    first = Turn(user=parts, answer=first.answer, reasoning=first.reasoning)
+    return chat(draw, "vision", scene.key, [first, *rest], images=(scenes.render(draw, scene),))

@@ -1,0 +1,111 @@
+"""Conversations with declared tools: requests, calls, results, answers, and plain talk between."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from training.data import arithmetic, chitchat, definitions, tool_pool
+from training.data.dialogue import Turn, assistant, effort, opening, wants_thinking
+from training.data.draw import split_of
+from training.data.sample import Chat, Message
+
+if TYPE_CHECKING:
+    from training.data.draw import Draw
+    from training.data.tool_pool import Tool, Use
+
+TOKENS_PER_TOOL = 95
+PREAMBLE_TOKENS = 250
+LINKS = ("{a} {b}", "{a} And {c}", "{a} Then {c}", "{a} Also: {b}", "{a}\n{b}")
+
+
+def _thought(uses: list[Use]) -> str:
+    parts = []
+    for use in uses:
+        given = ", ".join(f"{k} = {_shown(v)}" for k, v in use.arguments.items())
+        parts.append(
+            f"I call {use.tool.name} with {given}." if given else f"I call {use.tool.name}."
+        )
+    return " ".join(parts)
+
+
+def _shown(item: object) -> str:
+    return item if isinstance(item, str) else json.dumps(item)
+
+
+def _calls(uses: list[Use]) -> list[dict[str, object]]:
+    return [
+        {"type": "function", "function": {"name": u.tool.name, "arguments": dict(u.arguments)}}
+        for u in uses
+    ]
+
+
+def _round(draw: Draw, uses: list[Use], *, thinking: bool) -> list[Message]:
+    """One request: user, calls and, unless this is an evaluation item, results and answer."""
+    request = uses[0].request
+    for use in uses[1:]:
+        lowered = use.request[0].lower() + use.request[1:]
+        request = draw.choice(LINKS).format(a=request, b=use.request, c=lowered)
+    call = assistant("", _thought(uses), thinking=thinking) | {"tool_calls": _calls(uses)}
+    messages: list[Message] = [{"role": "user", "content": request}, call]
+    if draw.single or draw.chance(0.35):
+        return messages
+    for use in uses:
+        messages.append({"role": "tool", "content": json.dumps(use.result, ensure_ascii=False)})
+    answer = " ".join(use.answer for use in uses)
+    return [*messages, assistant(answer, "I tell the result.", thinking=thinking)]
+
+
+def _talk(draw: Draw) -> Turn:
+    """Small talk that no declared tool could answer."""
+    return chitchat.about(draw, draw.choice(("hello", "howareyou", "who", "what", "thanks", "bye")))
+
+
+def _plain(draw: Draw, *, thinking: bool) -> list[Message]:
+    """A question that needs no tool."""
+    turn = draw.choice((arithmetic.turn, _talk, definitions.turn))(draw)
+    answer = assistant(turn.answer, turn.reasoning, thinking=thinking)
+    return [{"role": "user", "content": turn.user}, answer]
+
+
+def _declared(draw: Draw) -> list[Tool]:
+    most = max(1, min(8, (draw.room - PREAMBLE_TOKENS) // TOKENS_PER_TOOL))
+    tools: dict[str, Tool] = {}
+    for _ in range(most if draw.single else draw.between(1, most)):
+        tool = tool_pool.tool(draw)
+        tools.setdefault(tool.name, tool)
+    return list(tools.values())
+
+
+def _uses(draw: Draw, tools: list[Tool]) -> list[Use]:
+    """One request, or now and then two or three in parallel."""
+    count = 1 if draw.single or draw.chance(0.85) else draw.between(2, 3)
+    found: list[Use] = []
+    while len(found) < count:
+        use = tool_pool.use(draw, draw.choice(tools))
+        if split_of(f"use {use.request}") == draw.split:
+            found.append(use)
+    return found
+
+
+def make(draw: Draw) -> Chat:
+    """Return a conversation with one to eight tools; `single` ends at the first call."""
+    thinking = wants_thinking(draw)
+    tools = _declared(draw)
+    messages = opening(draw)
+    rounds = [_uses(draw, tools) for _ in range(1 if draw.single or draw.chance(0.6) else 2)]
+    for uses in rounds:
+        if not draw.single and draw.chance(0.12):
+            messages += _plain(draw, thinking=thinking)
+        messages += _round(draw, uses, thinking=thinking)
+        if messages[-1].get("tool_calls"):
+            break
+    flat = [use for uses in rounds for use in uses]
+    return Chat(
+        ability="tools",
+        key="",
+        messages=messages,
+        tools=[tool_pool.fit(tool, flat) for tool in tools],
+        enable_thinking=thinking,
+        effort=effort(draw, thinking=thinking),
+    )
