@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from civetta.chat.stop import StopMatcher
+from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import IncrementalDecoder, Tokenizer
 from civetta.chat.vocabulary import byte_alphabet, read_gguf
 from civetta.engine.outbox import Outbox, OutboxStream
@@ -24,8 +25,6 @@ from civetta.types import FinishReason, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from civetta.chat.template import ChatTemplate
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -92,9 +91,7 @@ class FakeEngine:
 
     @property
     def template(self) -> ChatTemplate:
-        from civetta.chat.template import builtin_template
-
-        return builtin_template()
+        return ChatTemplate()
 
     def submit(self, request: GenerateRequest) -> OutboxStream:
         if self.closed:

@@ -45,6 +45,7 @@ __all__ = [
     "load_settings",
     "nearest",
     "parse_value",
+    "read_cache_folder",
     "read_terminal",
 ]
 
@@ -102,6 +103,13 @@ def read_terminal(env: Mapping[str, str] | None = None) -> Terminal:
     """Read NO_COLOR and TERM. NO_COLOR counts when it is set and not empty."""
     env = os.environ if env is None else env
     return Terminal(no_color=bool(env.get("NO_COLOR")), dumb=env.get("TERM") == "dumb")
+
+
+def read_cache_folder(env: Mapping[str, str] | None = None) -> Path:
+    """The user's cache folder: XDG_CACHE_HOME when it is an absolute path, else ~/.cache."""
+    env = os.environ if env is None else env
+    named = Path(env.get("XDG_CACHE_HOME", ""))
+    return named if named.is_absolute() else Path("~/.cache").expanduser()
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from civetta.decode.history import TokenHistory
+from civetta.decode.sampler import SampleRow, sample_row
 from civetta.decode.stream import TokenText
 from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.outbox import OutboxStream
@@ -25,6 +28,7 @@ from civetta.types import FinishReason, SamplingParams
 from engine.fakes import (
     END_OF_TEXT,
     IM_END,
+    VOCAB,
     ByteTokenizer,
     FakeModel,
     ManualClock,
@@ -174,6 +178,23 @@ def test_sampling_position_is_the_index_of_the_new_token():
     longer = [5, 6, *whole[:7]]
     rest = Bench(flat).reply(longer, sampling=params, max_tokens=13, ignore_eos=True)
     assert tokens_of(rest) == whole[7:]
+
+
+def test_the_first_token_after_n_tokens_has_position_n():
+    flat, params = np.zeros(VOCAB, dtype=np.float32), SamplingParams(temperature=2.0, seed=3)
+    flat[100] = 8.0
+    expected = [
+        sample_row(
+            flat,
+            SampleRow(params=params, position=n, history=TokenHistory([], repeat_last_n=0)),
+        ).token_id
+        for n in range(4, 12)
+    ]
+    reply = Bench(FakeModel(lambda ids: 100)).reply(
+        [1] * 4, sampling=params, max_tokens=8, ignore_eos=True
+    )
+    assert tokens_of(reply) == expected
+    assert len(set(expected)) > 2
 
 
 def test_logprobs_run_along_the_text():

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from civetta.api import completions, service
+from civetta.api import chat, completions, service
 from civetta.api.delivery import Pace
 from civetta.api.guard import Guard
 from civetta.api.wire import error_response
@@ -50,6 +50,7 @@ def _routes() -> list[Route]:
         Route("/metrics", service.metrics),
         Route("/v1/models", service.models),
         Route("/v1/models/{model_id:path}", service.model),
+        Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
         Route("/v1/completions", completions.completions, methods=["POST"]),
     ]
 

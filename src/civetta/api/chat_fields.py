@@ -156,8 +156,6 @@ class ChatFields(SharedFields, kw_only=True):
                 refuse(name, "it is not supported; leave it out")
         if self.response_format is not None and self.response_format.type != "text":
             refuse("response_format", "only the type text is supported")
-        if self.parallel_tool_calls is False and self.tools:
-            refuse("parallel_tool_calls", "calls cannot be limited to one; leave it out")
 
     @property
     def logprob_count(self) -> int | None:

@@ -18,8 +18,8 @@ from civetta.api.fields import (
     stops_of,
 )
 from civetta.api.logprobs import LegacyLogprobs
-from civetta.api.service import check_model, engine_of, model_id
-from civetta.api.wire import event, read_request
+from civetta.api.service import check_model, client_of, engine_of, model_id, timeout_of
+from civetta.api.wire import event, ignored_header, read_request
 from civetta.decode.presets import resolve, server_overrides
 from civetta.engine.protocol import Event, Finished, GenerateRequest, TokenEvent
 from civetta.errors import RequestInvalid
@@ -55,7 +55,7 @@ class CompletionFields(SharedFields, kw_only=True):
 async def completions(request: Request) -> Delivery[Event]:
     """Generate; buffered or as server-sent events."""
     engine = engine_of(request)
-    fields, headers = await read_request(request, CompletionFields)
+    fields, dropped = await read_request(request, CompletionFields)
     fields.check()
     if fields.model is not None:
         check_model(request, fields.model)
@@ -71,7 +71,7 @@ async def completions(request: Request) -> Delivery[Event]:
         encoder,
         stream=bool(fields.stream),
         pace=request.app.state.pace,
-        headers=headers,
+        headers=ignored_header(dropped),
     )
 
 
@@ -173,7 +173,6 @@ async def _generate_request(
         thinking=settings.reasoning.think != "off",
         logprobs=None if logprobs is None else logprobs_in_range("logprobs", logprobs),
     )
-    timeout_ms = settings.engine.request_timeout_ms
     return GenerateRequest(
         request_id=request.state.request_id,
         prompt_ids=await _prompt_ids(engine, fields.prompt),
@@ -181,8 +180,8 @@ async def _generate_request(
         max_tokens=budget_of(settings.sampling.max_tokens, max_tokens=fields.max_tokens),
         stop=stops_of(fields.stop),
         ignore_eos=bool(fields.ignore_eos),
-        timeout_s=timeout_ms / 1000 if timeout_ms else None,
-        client_id=request.client.host if request.client else "",
+        timeout_s=timeout_of(settings),
+        client_id=client_of(request),
     )
 
 

@@ -128,13 +128,13 @@ class Events(Generic[E]):
         await asyncio.wait(
             {self._step, self._gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
-        if self._step.done():
-            step, self._step = self._step, None
-            self._ended = step.exception() is not None or step.result() is Pause.END
-            return step.result()
         if self._gone.done():
             raise ClientGone
-        return Pause.QUIET
+        if not self._step.done():
+            return Pause.QUIET
+        step, self._step = self._step, None
+        self._ended = step.exception() is not None or step.result() is Pause.END
+        return step.result()
 
 
 class Delivery(Generic[E]):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from civetta.engine.protocol import EngineClient, EngineStats, ModelInfo
+    from civetta.options import Settings
 
 _METRICS = (
     ("prompt_tokens_total", "counter", "Prompt tokens computed (reused ones not counted)."),
@@ -89,6 +90,16 @@ def check_model(request: Request, asked: str, *, param: str = "model") -> None:
         raise ModelNotFound(
             f"The model {asked[:200]!r} is not served here: use {served!r}.", param=param
         )
+
+
+def client_of(request: Request) -> str:
+    """The address that the request came from, for fairness between clients."""
+    return request.client.host if request.client else ""
+
+
+def timeout_of(settings: Settings) -> float | None:
+    """Seconds that a request may wait and generate; None is no limit."""
+    return settings.engine.request_timeout_ms / 1000 or None
 
 
 def _entry(request: Request) -> dict[str, object]:

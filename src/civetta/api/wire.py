@@ -40,15 +40,14 @@ class BadJson(RequestInvalid):
     code = "invalid_json"
 
 
-async def read_request(request: Request, kind: type[T]) -> tuple[T, dict[str, str]]:
-    """Read a request's body into the struct `kind`; also the headers that its reply has to carry.
+async def read_request(request: Request, kind: type[T]) -> tuple[T, list[str]]:
+    """Read a request's body into the struct `kind`; also the unknown fields that were dropped.
 
     Raises BodyTooLarge, BadJson or RequestInvalid.
     """
     options: ServerOptions = request.app.state.settings.server
     document = parse_json(await read_body(request, options.max_request_bytes))
-    fields, dropped = decode(document, kind, drop_unknown=options.unknown_fields == "warn")
-    return fields, ignored_header(dropped)
+    return decode(document, kind, drop_unknown=options.unknown_fields == "warn")
 
 
 def ignored_header(paths: list[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Raw parameter text of a tool call to the JSON value that the tool's schema asks for.
 
-The model writes strings bare and everything else as JSON (model.md A.10), so the schema decides what
-a text like `5` is. Where several types are admitted the typed readings come before the string.
+The model writes strings bare and everything else as JSON (model.md A.10), so the schema decides
+what a text like `5` is. Where several types are admitted the typed readings come before the string.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_REF_DEPTH_MAX = 16
+_DEPTH_MAX = 64
 
 
 def coerce(text: str, schema: object, root: Mapping[str, Any]) -> Any:
@@ -35,30 +35,49 @@ def coerce(text: str, schema: object, root: Mapping[str, Any]) -> Any:
     return _lenient(text.strip(), types, text)
 
 
-def admitted_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def admitted_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types a schema admits; "number" includes "integer". Everything when it is silent."""
-    if not isinstance(schema, Mapping) or depth > _REF_DEPTH_MAX:
-        return _ALL
-    types = _ALL
-    if "$ref" in schema:
-        types &= admitted_types(_resolve(schema["$ref"], root), root, depth + 1)
-    if "type" in schema:
-        declared = schema["type"]
-        names = declared if isinstance(declared, list) else [declared]
-        types &= _widened({name for name in names if isinstance(name, str)})
-    if "const" in schema:
-        types &= _widened({_type_of(schema["const"])})
-    if isinstance(schema.get("enum"), list):
-        types &= _widened({_type_of(value) for value in schema["enum"]})
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            branches = [admitted_types(branch, root, depth + 1) for branch in schema[key]]
-            types &= frozenset().union(*branches)
-    for branch in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        types &= admitted_types(branch, root, depth + 1)
-    if schema.get("nullable") is True:
-        types |= {"null"}
-    return types or frozenset({"string"})
+    return _Admission(root).types_of(schema, 0)
+
+
+class _Admission:
+    """Reads types out of one schema; each reference is followed once, so that cycles end."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[object, frozenset[str]] = {}
+
+    def types_of(self, schema: object, depth: int) -> frozenset[str]:
+        if not isinstance(schema, Mapping) or depth > _DEPTH_MAX:
+            return _ALL
+        types = _ALL
+        if "$ref" in schema:
+            types &= self._referenced(schema["$ref"], depth)
+        if "type" in schema:
+            declared = schema["type"]
+            names = declared if isinstance(declared, list) else [declared]
+            types &= _widened({name for name in names if isinstance(name, str)})
+        if "const" in schema:
+            types &= _widened({_type_of(schema["const"])})
+        if isinstance(schema.get("enum"), list):
+            types &= _widened({_type_of(value) for value in schema["enum"]})
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                branches = [self.types_of(branch, depth + 1) for branch in schema[key]]
+                types &= frozenset[str]().union(*branches)
+        for branch in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            types &= self.types_of(branch, depth + 1)
+        if schema.get("nullable") is True:
+            types |= {"null"}
+        return types or frozenset({"string"})
+
+    def _referenced(self, reference: object, depth: int) -> frozenset[str]:
+        if not isinstance(reference, str):
+            return _ALL
+        if reference not in self._known:
+            self._known[reference] = _ALL  # what a cycle back to it reads
+            self._known[reference] = self.types_of(_resolve(reference, self._root), depth + 1)
+        return self._known[reference]
 
 
 def parse_json(text: str) -> Any:
@@ -116,8 +135,8 @@ def _widened(names: set[str]) -> frozenset[str]:
     return known | {"integer"} if "number" in known else known
 
 
-def _resolve(reference: object, root: Mapping[str, Any]) -> object:
-    if not isinstance(reference, str) or not reference.startswith("#"):
+def _resolve(reference: str, root: Mapping[str, Any]) -> object:
+    if not reference.startswith("#"):
         return None
     target: object = root
     for step in reference[1:].split("/")[1:]:

@@ -9,7 +9,7 @@
     </tool_call>
 
 Nothing is escaped, so a value may hold these tags as text. A closing tag therefore closes only
-where the grammar goes on behind it: `</parameter>` before another parameter or a closing tag,
+where the grammar goes on behind it: `</parameter>` before another opening or a closing tag,
 `</function>` inside a value only before `</tool_call>`, another function or the end of the text.
 What models get wrong (missing `>`, missing closing tags, stray characters in a name) is repaired
 when the tool's schema says how, and dropped otherwise; the text is never shown as content.
@@ -36,7 +36,7 @@ _PARAMETER_OPEN, _PARAMETER_CLOSE = "<parameter=", "</parameter>"
 _TAG_CHARS_MAX = len(_PARAMETER_CLOSE)
 _HEADER_END = re.compile(r"[>\n<]")
 _NOT_SPACE = re.compile(r"\S")
-_KEY_AND_REST = re.compile(r"[\"']?([\w.-]+)[\"']?[ \t]*[:=]?[ \t]*(.*)")
+_KEY_AND_REST = re.compile(r"[\"']?([\w.-]+)[\"']?[ \t]*(?:[:=][ \t]*(.*))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ _TAGS = {
     _State.VALUE: (_PARAMETER_CLOSE, _FUNCTION_CLOSE, CALL_CLOSE, _PARAMETER_OPEN),
 }
 _BEHIND = {  # closing tag inside a value: what must follow it, and whether the end of text will do
-    _PARAMETER_CLOSE: ((_PARAMETER_OPEN, _FUNCTION_CLOSE, CALL_CLOSE), False),
+    _PARAMETER_CLOSE: (("<parameter", _FUNCTION_CLOSE, CALL_CLOSE, _FUNCTION_OPEN), False),
     _FUNCTION_CLOSE: ((CALL_CLOSE, _FUNCTION_OPEN), True),
     CALL_CLOSE: ((CALL_OPEN,), True),
 }
@@ -105,7 +105,7 @@ class BlockReader:
         self._name = ""
         self._key = ""
         self._value_head = ""
-        self._value_start = 0
+        self._value: list[str] = []  # decided text of the present value; more is in _text
         self._raw: dict[str, str] = {}
         self._calls: list[ParsedCall] = []
 
@@ -124,8 +124,8 @@ class BlockReader:
         self._text += text
         while not self.closed and self._advance():
             pass
-        if not self.closed and self._state is not _State.VALUE:  # nothing before is needed again
-            self._text, self._at = self._text[self._at :], 0
+        if not self.closed:
+            self._forget_decided()
         calls, self._calls = self._calls, []
         return calls
 
@@ -133,6 +133,12 @@ class BlockReader:
         """The calls that the end of the text completes."""
         self._final = True
         return self.push("")
+
+    def _forget_decided(self) -> None:
+        # so that a long value costs its length once, not once a token
+        if self._state is _State.VALUE and self._at:
+            self._value.append(self._text[: self._at])
+        self._text, self._at = self._text[self._at :], 0
 
     def _advance(self) -> bool:
         if self._state is _State.NAME:
@@ -191,15 +197,17 @@ class BlockReader:
             return self._opens_forgotten(place)
         followers, at_end = _BEHIND[tag]
         word = _NOT_SPACE.search(self._text, place + len(tag))
-        if word is None:
-            return at_end if self._final else None
-        if self._text.startswith(followers, word.start()):
+        behind = self._text[word.start() : word.start() + _TAG_CHARS_MAX] if word else ""
+        if behind.startswith(followers):
             return True
-        return None if self._may_become(word.start(), followers) else False
+        if any(follower.startswith(behind) for follower in followers):  # the text ends too early
+            return at_end if self._final else None
+        return False
 
     def _opens_forgotten(self, place: int) -> bool | None:
-        # a declared parameter that is not given yet, on a line of its own: `</parameter>` is missing
-        if place != self._value_start and self._text[place - 1] != "\n":
+        # `</parameter>` is missing: a declared parameter not given yet, on a line of its own
+        before = self._text[place - 1] if place else "".join(self._value[-1:])[-1:]
+        if before not in ("", "\n"):
             return False
         start = place + len(_PARAMETER_OPEN)
         end = _HEADER_END.search(self._text, start)
@@ -232,7 +240,8 @@ class BlockReader:
         if header is None:
             return False
         self._key, self._value_head = self._repaired(*header)
-        self._value_start = self._at
+        self._forget_decided()
+        self._value = []
         self._state = _State.VALUE
         return True
 
@@ -243,13 +252,12 @@ class BlockReader:
             return header, ""
         match = _KEY_AND_REST.fullmatch(header)
         if match is not None and match[1] in declared:
-            return match[1], match[2].rstrip(">")
+            return match[1], match[2] or ""
         return (header.strip("\"'").rstrip("=: \t"), "") if ended else ("", "")
 
     def _keep_value(self, end: int) -> None:
-        value = self._text[self._value_start : end]
-        value = re.sub(r"\A\r?\n", "", value, count=1)
-        value = re.sub(r"\r?\n\Z", "", value, count=1)
+        value = "".join([*self._value, self._text[:end]])
+        value = value.removeprefix("\n").removesuffix("\n")  # the template's, not the value's
         if self._value_head:
             value = f"{self._value_head}\n{value}" if value.strip() else self._value_head
         if self._key:

@@ -14,6 +14,6 @@ def build_engine(settings: Settings) -> EngineClient:
 
     Raises CheckpointError, TokenizerError or DeviceError.
     """
-    from civetta.model.build import load_engine
+    from civetta.engine.load import load_engine
 
     return load_engine(settings)

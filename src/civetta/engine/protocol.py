@@ -25,7 +25,7 @@ class GenerateRequest:
     """One generation: everything the reply depends on, and nothing else.
 
     max_tokens None means: until an end token or the context is full. `stop` strings cut the text
-    before them; `ignore_eos` generates on past end tokens. `timeout_s` bounds queue plus generation.
+    before them; `ignore_eos` generates past end tokens. `timeout_s` bounds queue plus generation.
     """
 
     request_id: str
@@ -56,7 +56,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
-    """One generated token; `text` is what became certain with it (may be empty)."""
+    """One generated token; `text` is what became certain with it (may be empty).
+
+    The token that ends a reply has an event too, without text and without logprob.
+    """
 
     token_id: int
     text: str

@@ -184,18 +184,19 @@ class CpuProducts:
         name, data_RB = w.format.name, w.data_RB
         if name not in self._formats or data_RB.device.type != "cpu" or data_RB.stride(1) != 1:
             return None
-        kept, scale_2 = w.scale, 1.0 if w.scale_2 is None else float(w.scale_2)
-        if name == "F8_E4M3" and kept is not None:
-            kept = kept.to(torch.float32).contiguous()
-            if kept.ndim < 2:
-                kept, scale_2 = None, float(kept)
+        kept, scale_stride, scale_2 = None, 0, 1.0 if w.scale_2 is None else float(w.scale_2)
+        if name == "F8_E4M3" and (w.scale is None or w.scale.ndim < 2):
+            # One scale for all reads like one row of blocks that every row shares.
+            kept = torch.full((-(-w.cols // 128),), 1.0 if w.scale is None else float(w.scale))
+        elif name == "F8_E4M3" and w.scale is not None:
+            kept = w.scale.to(torch.float32).contiguous()
+            scale_stride = kept.stride(0)
         elif name == "NVFP4":
-            if kept is None:
+            if w.scale is None:
                 return None
-            kept = kept.view(torch.uint8).contiguous()
-        else:
-            kept = None
-        scale, scale_stride = (0, 0) if kept is None else (kept.data_ptr(), kept.stride(0))
+            kept = w.scale.view(torch.uint8).contiguous()
+            scale_stride = kept.stride(0)
+        scale = 0 if kept is None else kept.data_ptr()
         matrix = self._native.Matrix(
             name,
             w.rows,

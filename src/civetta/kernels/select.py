@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from dataclasses import replace
+from functools import partial
+
 from civetta.errors import UsageError
+from civetta.kernels import cpu
 from civetta.kernels.gdn import reference as gdn
 from civetta.kernels.matmul import reference as matmul
 from civetta.kernels.moe import reference as moe
@@ -10,6 +16,8 @@ from civetta.kernels.ops import Ops
 from civetta.kernels.ple import reference as ple
 from civetta.kernels.qsa import reference as qsa
 from civetta.kernels.residual import reference as residual
+
+log = logging.getLogger(__name__)
 
 REFERENCE = Ops(
     name="reference",
@@ -34,8 +42,21 @@ REFERENCE = Ops(
 )
 
 
-def select(device: str) -> Ops:
-    """The fastest table for a device; raises UsageError for one that has none."""
-    if device == "cpu":
+def select(device: str, threads: int = 0) -> Ops:
+    """The fastest table for a device; `threads` CPU threads (0: all cores).
+
+    Raises UsageError for a device that has no table.
+    """
+    if device not in {"auto", "cpu"}:
+        raise UsageError(f"device {device!r} is not supported by this version; use --device cpu")
+    if not cpu.available():
+        log.info("the native extension is not built: products run through torch, which is slower")
         return REFERENCE
-    raise UsageError(f"device {device!r} is not supported by this version; use --device cpu")
+    products = cpu.CpuProducts(threads or os.cpu_count() or 1)
+    return replace(
+        REFERENCE,
+        name=f"cpu-{cpu.instructions()}",
+        matmul=products.matmul,
+        experts=products.experts,
+        hyper_read=partial(residual.hyper_read, matmul=products.matmul),
+    )

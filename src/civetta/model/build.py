@@ -48,16 +48,20 @@ def check_checkpoint(path: Path | str) -> CheckedModel:
 
 
 def load_trunk(
-    path: Path | str, *, device: str = "cpu", dtype: torch.dtype = torch.float32, ops: Ops | None = None
+    path: Path | str, *, dtype: torch.dtype = torch.float32, ops: Ops | None = None
 ) -> Trunk:
-    """A trunk ready to run; weights stay views of the files."""
-    checked = check_checkpoint(path)
+    """A trunk ready to run on the CPU; weights stay views of the files."""
+    return build_trunk(check_checkpoint(path), dtype=dtype, ops=ops or select("cpu"))
+
+
+def build_trunk(checked: CheckedModel, *, dtype: torch.dtype, ops: Ops) -> Trunk:
+    """The trunk of a checked model; weights stay views of the files."""
     weights, table = _bind(Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config)
     config, rows = checked.config, None
     if table is not None:
         config = replace(config, ple=table[0])
         rows = MappedRows(table[1])
-    return Trunk(config, weights, ops or select(device), dtype, rows)
+    return Trunk(config, weights, ops, dtype, rows)
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:

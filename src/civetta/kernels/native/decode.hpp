@@ -19,8 +19,9 @@ struct Row {
     const void* scales;
     float scale_2;
 
+    CIVETTA_INLINE_MEMBER Row() {}
     CIVETTA_INLINE_MEMBER Row(const Matrix& w, int64_t n) : data(w.data + n * w.row_stride), scales(w.scale), scale_2(w.scale_2) {
-        if (w.format == civetta::Format::F8_E4M3 && scales != nullptr) {
+        if (w.format == civetta::Format::F8_E4M3) {
             scales = static_cast<const float*>(scales) + (w.row_offset + n) / 128 * w.scale_stride;
         } else if (w.format == civetta::Format::NVFP4) {
             scales = static_cast<const uint8_t*>(scales) + n * w.scale_stride;
@@ -50,30 +51,45 @@ struct BF16 {
 };
 
 struct F8_E4M3 {
-    static constexpr int VALUES = 32, BYTES = 32, SUBS = 1;
+    static constexpr int VALUES = 128, BYTES = 128, SUBS = 4;
     const uint8_t* q;
-    float scale;
+    float scale;  // times 2^8, see load_e4m3: exact, as float32 scales are far from its limits
     CIVETTA_INLINE_MEMBER void open(const Row& row, const uint8_t* b, int64_t block) {
         q = b;
-        scale = row.scales != nullptr ? static_cast<const float*>(row.scales)[block / 4] : row.scale_2;
+        scale = 0x1p8f * static_cast<const float*>(row.scales)[block];
+        if (holds_nan(b)) scale = __builtin_nanf("");  // any product with this row is NaN
     }
-    CIVETTA_INLINE_MEMBER vf value(int, int i) const { return e4m3(load_u8(q + WIDTH * i)) * scale; }
+    CIVETTA_INLINE_MEMBER vf value(int s, int i) const { return load_e4m3(q + 32 * s + WIDTH * i) * scale; }
 };
+
+// Every FP8 E4M3 byte as a number, for scales.
+struct E4M3Table {
+    float value[256];
+    constexpr E4M3Table() : value() {
+        for (int byte = 0; byte < 256; ++byte) {
+            const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+            float v = static_cast<float>(exponent ? 8 + mantissa : mantissa) * 0x1p-9f;
+            for (int e = 1; e < exponent; ++e) v *= 2.f;
+            if ((byte & 0x7f) == 0x7f) v = __builtin_nanf("");
+            value[byte] = byte & 0x80 ? -v : v;
+        }
+    }
+};
+constexpr E4M3Table E4M3;
 
 struct NVFP4 {
     static constexpr int VALUES = 16, BYTES = 8, SUBS = 1;
     const uint8_t* q;
-    vf scale;
-    float scale_2;
+    float scale, scale_2;
     CIVETTA_INLINE_MEMBER void open(const Row& row, const uint8_t* b, int64_t block) {
         q = b;
-        scale = e4m3(broadcast(static_cast<const uint8_t*>(row.scales)[block]));
+        scale = E4M3.value[static_cast<const uint8_t*>(row.scales)[block]];
         scale_2 = row.scale_2;
     }
     CIVETTA_INLINE_MEMBER vf value(int, int i) const {
         static constexpr float e2m1[16] = {0.f,  .5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
                                            -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
-        return Table(e2m1).at(load_nibble_pairs(q + WIDTH / 2 * i)) * scale * scale_2;
+        return Table(e2m1, scale).at(load_nibble_pairs(q + WIDTH / 2 * i)) * scale_2;
     }
 };
 
@@ -169,11 +185,14 @@ struct IQ4_XS {
     CIVETTA_INLINE_MEMBER void open(const Row&, const uint8_t* b, int64_t) {
         q = b + 8;
         const float d = half_to_float(b);
-        const uint32_t high = read<uint16_t>(b + 2), low = read<uint32_t>(b + 4);
-        CIVETTA_UNROLL for (int s = 0; s < 8; ++s) {
-            const int six = static_cast<int>((low >> 4 * s & 15) | (high >> 2 * s & 3) << 4);
-            scale[s] = d * static_cast<float>(six - 32);
-        }
+        uint64_t low = read<uint32_t>(b + 4), high = read<uint16_t>(b + 2);  // 4 and 2 bits a scale
+        low = (low | low << 16) & 0x0000ffff0000ffff;
+        low = (low | low << 8) & 0x00ff00ff00ff00ff;
+        low = (low | low << 4) & 0x0f0f0f0f0f0f0f0f;
+        high = (high | high << 24) & 0x000000ff000000ff;
+        high = (high | high << 12) & 0x000f000f000f000f;
+        high = (high | high << 6) & 0x0303030303030303;
+        store8(scale, (unpack_bytes(low | high << 4) - 32.f) * d);
     }
     CIVETTA_INLINE_MEMBER vf value(int s, int i) const {
         return Table(IQ4_VALUES, scale[s]).at(nibbles(q + 16 * s, i));
@@ -185,13 +204,11 @@ struct Scales {
     float scale[8], min[8];
     CIVETTA_INLINE_MEMBER void open(const uint8_t* b) {
         const float d = half_to_float(b), dmin = half_to_float(b + 2);
-        const uint32_t p = read<uint32_t>(b + 4), m = read<uint32_t>(b + 8), rest = read<uint32_t>(b + 12);
-        const uint32_t bytes[4] = {p & 0x3f3f3f3f, (rest & 0x0f0f0f0f) | (p >> 2 & 0x30303030),
-                                   m & 0x3f3f3f3f, (rest >> 4 & 0x0f0f0f0f) | (m >> 2 & 0x30303030)};
-        uint8_t six[16];
-        std::memcpy(six, bytes, 16);
-        for (int s = 0; s < 8; ++s) scale[s] = d * static_cast<float>(six[s]);
-        for (int s = 0; s < 8; ++s) min[s] = dmin * static_cast<float>(six[8 + s]);
+        const uint64_t p = read<uint32_t>(b + 4), m = read<uint32_t>(b + 8), rest = read<uint32_t>(b + 12);
+        const uint64_t s = (p & 0x3f3f3f3f) | ((rest & 0x0f0f0f0f) | (p >> 2 & 0x30303030)) << 32;
+        const uint64_t t = (m & 0x3f3f3f3f) | ((rest >> 4 & 0x0f0f0f0f) | (m >> 2 & 0x30303030)) << 32;
+        store8(scale, unpack_bytes(s) * d);
+        store8(min, unpack_bytes(t) * dmin);
     }
 };
 
@@ -236,7 +253,11 @@ struct Q6_K {
     CIVETTA_INLINE_MEMBER void open(const Row&, const uint8_t* b, int64_t) {
         q = b;
         const float d = half_to_float(b + 208);
-        for (int s = 0; s < 16; ++s) scale[s] = d * static_cast<float>(read<int8_t>(b + 192 + s));
+        // Signed bytes: flip the sign bit, then take 128 away.
+        for (int s = 0; s < 16; s += 8) {
+            const uint64_t shifted = read<uint64_t>(b + 192 + s) ^ 0x8080808080808080;
+            store8(scale + s, (unpack_bytes(shifted) - 128.f) * d);
+        }
     }
     CIVETTA_INLINE_MEMBER vf value(int s, int i) const {
         const int quarter = i / HALF, at = WIDTH * (i % HALF);
@@ -266,6 +287,12 @@ CIVETTA_INLINE void visit(civetta::Format format, const Visitor& visitor) {
         case Format::F8_E4M3: return visitor.template operator()<F8_E4M3>();
         case Format::NVFP4: return visitor.template operator()<NVFP4>();
     }
+}
+
+static int64_t block_values(civetta::Format format) {
+    int64_t values = 0;
+    visit(format, [&]<class F>() { values = F::VALUES; });
+    return values;
 }
 
 template <class F>

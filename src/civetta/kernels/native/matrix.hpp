@@ -21,16 +21,20 @@ struct Matrix {
     int64_t rows, cols;
     const uint8_t* data;   // row n starts at data + n * row_stride, at any alignment
     int64_t row_stride;    // bytes from one row to the next
-    const void* scale;     // F8_E4M3: float32 per 128x128 block or null; NVFP4: e4m3 bytes
-    int64_t scale_stride;  // elements between rows of `scale`
-    float scale_2;         // global factor of F8_E4M3 and NVFP4
+    const void* scale;     // F8_E4M3: float32 a 128x128 block; NVFP4: e4m3 bytes; else unused
+    int64_t scale_stride;  // elements between rows of `scale`; 0 where they share one
+    float scale_2;         // global factor of NVFP4
     int64_t row_offset;    // row of the scaled tensor that row 0 is
 };
 
 struct Kernels {
     const char* name;
+    int64_t (*block_values)(Format format);
     // out[0, count) = w[row, k0 .. k0 + count) as float32; k0 is a multiple of CHUNK.
     void (*decode)(const Matrix& w, int64_t row, int64_t k0, int64_t count, float* out);
+    // c[n] += x . w[n0 + n], n < PANEL, the weights rounded to bfloat16 if so told; w.cols is a whole
+    // number of blocks.
+    void (*dots)(const Matrix& w, bool round, int64_t n0, const float* x, float* c);
     // c[t * ldc + n] += the dot product of x[t][k0 ..] and w[n], n < PANEL, over `count` columns, a
     // multiple of LANES.
     void (*tiles)(const float* const* x, int64_t rows, int64_t k0, const float* const* w,

@@ -171,6 +171,10 @@ void Input::take(const Kernels& kernels, const Tensor& x, int64_t first, int64_t
 void multiply(const Kernels& kernels, const Matrix& w, bool bf16, const float* const* x, int64_t rows,
               int64_t n0, int64_t n1, float* c, int64_t ldc) {
     std::fill(c, c + rows * ldc, 0.f);
+    if (rows == 1 && !readable_in_place(w, bf16) && w.cols % kernels.block_values(w.format) == 0) {
+        for (int64_t n = n0; n < n1; n += PANEL) kernels.dots(w, bf16, n, x[0], c + (n - n0));
+        return;
+    }
     if (rows <= BLOCK_ROWS) return multiply_few(kernels, w, bf16, x, rows, n0, n1, c, ldc);
     for (int64_t n = n0; n < n1; n += BLOCK_PANELS * PANEL) {
         multiply_many(kernels, w, bf16, x, rows, n, std::min(n1, n + BLOCK_PANELS * PANEL), c + (n - n0), ldc);

@@ -2,6 +2,7 @@
 // shorter than a vector goes through a padded one.
 #pragma once
 
+#include "decode.hpp"
 #include "matrix.hpp"
 #include "simd.hpp"
 
@@ -36,8 +37,10 @@ static void widen(const uint16_t* __restrict bf16, float* __restrict out, int64_
 
 static void narrow(const float* values, uint16_t* bf16, int64_t count) {
     for_lanes(count, [=](int64_t i, int64_t lanes) {
+        typedef uint16_t hv __attribute__((vector_size(WIDTH * 2)));
         const vi bits = (vi)round_lanes(load_some(values + i, lanes)) >> 16;
-        for (int64_t j = 0; j < lanes; ++j) bf16[i + j] = static_cast<uint16_t>(bits[j]);
+        const hv halves = __builtin_convertvector(bits, hv);
+        std::memcpy(bf16 + i, &halves, lanes * sizeof(uint16_t));
     });
 }
 
@@ -52,7 +55,8 @@ CIVETTA_INLINE vf exp_bounded(vf z) {
     vf r = fma(n, vf{} - 0x1.62ep-1f, z);
     r = fma(n, vf{} - 0x1.0bfbe8p-15f, r);
     vf sum = vf{} + 1.f / 5040;
-    for (float term : {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f, 1.f}) sum = fma(sum, r, vf{} + term);
+    const float terms[] = {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f, 1.f};
+    for (float term : terms) sum = fma(sum, r, vf{} + term);
     return sum * (vf)((__builtin_convertvector(n, vi) + 127) << 23);
 }
 
@@ -70,3 +74,7 @@ static void swiglu(const float* gate, const float* up, float* out, int64_t count
 }
 
 }  // namespace
+
+#define CIVETTA_KERNELS(name)                                                                              \
+    static const civetta::Kernels table = {name,       block_values, decode, dots,   tiles,                \
+                                           round_bf16, widen,        narrow, swiglu, add_scaled}

@@ -9,9 +9,6 @@
 #include <cstring>
 
 #if defined(__AVX2__)
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns inside its own header
-#endif
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -205,14 +202,44 @@ CIVETTA_INLINE float half_to_float(const uint8_t* p) {
 #endif
 }
 
-// FP8 E4M3 bytes in 32-bit lanes; 0x7f and 0xff are NaN.
-CIVETTA_INLINE vf e4m3(vi byte) {
-    const vi magnitude = byte & 0x7f;
-    const vf normal = (vf)((magnitude << 20) + (120 << 23));
-    // 2^-6 (1 + m/8) - 2^-6 is the subnormal m/8 * 2^-6, without passing through float subnormals.
-    const vf subnormal = (vf)((magnitude << 20) + (121 << 23)) - 0x1p-6f;
-    const vf finite = select(magnitude < 8, subnormal, normal);
-    return (vf)((vi)finite | ((magnitude == 0x7f) & 0x7fc00000) | (byte & 0x80) << 24);
+// WIDTH bytes of FP8 E4M3 times 2^-8: half precision has that bias. Its NaN (0x7f, 0xff) come out as
+// numbers; see holds_nan.
+CIVETTA_INLINE vf load_e4m3(const uint8_t* p) {
+#if defined(__AVX512F__)
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return (vf)_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(~0x4000)));
+#elif defined(__AVX2__)
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return (vf)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(~0x4000)));
+#else
+    const vi bytes = load_u8(p);
+    return half_lanes((bytes & 0x7f) << 7 | (bytes & 0x80) << 8);
+#endif
+}
+
+// Whether one of 128 FP8 E4M3 bytes is NaN.
+CIVETTA_INLINE bool holds_nan(const uint8_t* p) {
+    typedef uint8_t bytes __attribute__((vector_size(WIDTH * 4)));
+    bytes found = {};
+    CIVETTA_UNROLL for (int i = 0; i < 128; i += WIDTH * 4) found |= (bytes)((read<bytes>(p + i) & 0x7f) == 0x7f);
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)found, (__m512i)found) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)found, (__m256i)found);
+#else
+    return read<uint64_t>(&found) | read<uint64_t>(reinterpret_cast<const uint8_t*>(&found) + 8);
+#endif
+}
+
+// Eight bytes, first one lowest, as numbers.
+CIVETTA_INLINE f8v unpack_bytes(uint64_t bytes) {
+#if defined(__AVX2__)
+    return (f8v)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+#else
+    f8v v;
+    for (int i = 0; i < 8; ++i) v[i] = static_cast<float>(bytes >> 8 * i & 255);
+    return v;
+#endif
 }
 
 // Lane j of vector i is 1 << (WIDTH * i + j).

@@ -3,6 +3,7 @@
 // rows x has or which tile height serves them, so a row's bits never depend on its company.
 #pragma once
 
+#include "decode.hpp"
 #include "matrix.hpp"
 #include "simd.hpp"
 
@@ -14,9 +15,9 @@ using civetta::PANEL;
 // WIDTH = 16: one accumulator a dot product. Narrower vectors run over the lanes in several passes,
 // each over as many weight rows as the register file holds.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int GROUP = 8;
+constexpr int GROUP = 8, DOTS = 8;
 #else
-constexpr int GROUP = 4;
+constexpr int GROUP = 4, DOTS = 4;
 #endif
 
 template <int ROWS>
@@ -59,6 +60,77 @@ static void tile(const float* const* x, const float* const* w, int64_t count, fl
     }
     for (int t = 0; t < ROWS; ++t) store8(c + t * ldc, load8(c + t * ldc) + fold(lanes[t]));
 #endif
+}
+
+// Asks for blocks [b0, b1) of the next panel's rows: short stretches of eight rows are too little for
+// the processor to see where they lead.
+template <class F>
+CIVETTA_INLINE void prefetch_blocks(const civetta::Matrix& w, int64_t n, int64_t b0, int64_t b1) {
+    for (int64_t row = n; row < n + PANEL && row < w.rows; ++row) {
+        const uint8_t* bytes = w.data + row * w.row_stride;
+        for (int64_t at = b0 * F::BYTES; at < b1 * F::BYTES; at += 64) __builtin_prefetch(bytes + at, 0, 2);
+    }
+}
+
+// One x row: weights are decoded in registers, DOTS rows abreast. A format's values come in column
+// order, so each lane meets the same products in the same order as from a decoded panel.
+template <class F, bool ROUND>
+static void dots_as(const civetta::Matrix& w, int64_t n, const float* x, float* c) {
+    constexpr int VECTORS = F::VALUES / F::SUBS / WIDTH, PARTS = LANES / WIDTH;
+    constexpr int64_t STEP = civetta::CHUNK / F::VALUES;
+    const int64_t blocks = w.cols / F::VALUES;
+    Row rows[PANEL];
+    for (int64_t r = 0; r < PANEL; ++r) rows[r] = Row(w, n + r < w.rows ? n + r : w.rows - 1);
+    for (int64_t b0 = 0; b0 < blocks; b0 += STEP) {
+        const int64_t b1 = b0 + STEP < blocks ? b0 + STEP : blocks;
+        prefetch_blocks<F>(w, n + PANEL, b0, b1);
+#if !defined(__AVX512F__)
+        alignas(64) float lanes[PANEL][LANES];
+#endif
+        for (int g = 0; g < PANEL; g += DOTS) {
+            vf acc[DOTS][PARTS];
+            CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
+                CIVETTA_UNROLL for (int p = 0; p < PARTS; ++p) acc[r][p] = vf{};
+            }
+            for (int64_t b = b0; b < b1; ++b) {
+                F f[DOTS];
+                CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
+                    f[r].open(rows[g + r], rows[g + r].data + b * F::BYTES, b);
+                }
+                for (int s = 0; s < F::SUBS; ++s) {
+                    const float* xs = x + b * F::VALUES + s * VECTORS * WIDTH;
+                    vf xv[VECTORS];
+                    CIVETTA_UNROLL for (int i = 0; i < VECTORS; ++i) xv[i] = load(xs + i * WIDTH);
+                    CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
+                        CIVETTA_UNROLL for (int i = 0; i < VECTORS; ++i) {
+                            const vf v = f[r].value(s, i);
+                            acc[r][i % PARTS] = fma(xv[i], ROUND ? round_lanes(v) : v, acc[r][i % PARTS]);
+                        }
+                    }
+                }
+            }
+#if defined(__AVX512F__)
+            vf sums[DOTS];
+            CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) sums[r] = acc[r][0];
+            store8(c, load8(c) + fold(sums));
+#else
+            for (int r = 0; r < DOTS; ++r) {
+                CIVETTA_UNROLL for (int p = 0; p < PARTS; ++p) store(&lanes[g + r][p * WIDTH], acc[r][p]);
+            }
+#endif
+        }
+#if !defined(__AVX512F__)
+        store8(c, load8(c) + fold(lanes));
+#endif
+    }
+}
+
+static void dots(const civetta::Matrix& w, bool round, int64_t n, const float* x, float* c) {
+    const bool rounds = round && w.format != civetta::Format::BF16;  // nothing to round there
+    visit(w.format, [&]<class F>() {
+        if (rounds) return dots_as<F, true>(w, n, x, c);
+        dots_as<F, false>(w, n, x, c);
+    });
 }
 
 static void tiles(const float* const* x, int64_t rows, int64_t k0, const float* const* w, int64_t count,

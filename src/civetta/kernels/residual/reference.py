@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from civetta.checkpoint.quant import Weight
 from civetta.kernels.elementwise import sigmoid, silu
 from civetta.kernels.matmul.reference import matmul
 from civetta.kernels.ops import HyperWeights
@@ -28,12 +31,21 @@ def rope(x_THA: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 
 
 def hyper_read(
-    x_TSD: Tensor, w: HyperWeights, eps: float, dtype: torch.dtype
+    x_TSD: Tensor,
+    w: HyperWeights,
+    eps: float,
+    dtype: torch.dtype,
+    *,
+    matmul: Callable[[Tensor, Weight, torch.dtype], Tensor] = matmul,
 ) -> tuple[Tensor, Tensor | None]:
-    """Mix the streams into one row and say how strongly to write back; see `Ops.hyper_read`."""
+    """Mix the streams into one row and say how strongly to write back; see `Ops.hyper_read`.
+
+    `matmul` is the product to use, so that a faster one serves here too.
+    """
     streams = x_TSD.shape[1]
     normed_TSD = rms_norm(x_TSD.float(), w.gain_SD, eps)
-    flat_TW = normed_TSD.flatten(1).to(dtype)
+    flat32_TW = normed_TSD.flatten(1)
+    flat_TW = flat32_TW.to(dtype)
     mix = silu(matmul(flat_TW, w.down, torch.float32) / streams).to(dtype)
     gate_TSD = sigmoid(matmul(mix, w.up, torch.float32)).view_as(normed_TSD)
     gated = gate_TSD * normed_TSD
@@ -43,7 +55,7 @@ def hyper_read(
     h_TD = (total / streams).to(dtype)
     if w.inject is None:
         return h_TD, None
-    return h_TD, 2.0 * sigmoid(matmul(flat_TW, w.inject, torch.float32) / streams)
+    return h_TD, 2.0 * sigmoid(matmul(flat32_TW, w.inject, torch.float32) / streams)
 
 
 def hyper_write(x_TSD: Tensor, y_TD: Tensor, inject_TS: Tensor) -> Tensor:

@@ -1,0 +1,226 @@
+"""POST /v1/chat/completions: a conversation answered, buffered or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from civetta.api.accounting import server_timing, timings_payload, usage_payload
+from civetta.api.chat_fields import ChatFields, conversation_of, template_options
+from civetta.api.delivery import Delivery, broken_off
+from civetta.api.fields import budget_of, sampling_of, stops_of
+from civetta.api.logprobs import chat_entry
+from civetta.api.service import check_model, client_of, engine_of, model_id, timeout_of
+from civetta.api.wire import event, ignored_header, read_request
+from civetta.chat.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from civetta.decode.presets import server_overrides
+from civetta.engine.client import ChatClient, ReplyDelta, ReplyEnd, ReplyEvent, ReplyOptions
+from civetta.engine.protocol import Progress, Started
+from civetta.types import FinishReason
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from civetta.api.logprobs import TokenBytes
+    from civetta.chat.message import ToolCall
+    from civetta.chat.reply import Delta
+    from civetta.options import Settings
+
+
+async def chat_completions(request: Request) -> Delivery[ReplyEvent]:
+    """Generate; buffered or as server-sent events."""
+    engine = engine_of(request)
+    settings: Settings = request.app.state.settings
+    fields, dropped = await read_request(request, ChatFields)
+    fields.check()
+    if fields.model is not None:
+        check_model(request, fields.model)
+    conversation, unused = conversation_of(fields)
+    options = reply_options(fields, settings, request)
+    client = ChatClient(engine, server=server_overrides(settings.sampling))
+    encoder = ChatEncoder(
+        model=model_id(request),
+        tokens=None if options.logprobs is None else engine.tokenizer,
+        include_usage=fields.wants_usage,
+        include_progress=bool(fields.return_progress),
+        timeout_s=options.timeout_s,
+    )
+    return Delivery(
+        await client.generate(conversation, options),
+        encoder,
+        stream=bool(fields.stream),
+        pace=request.app.state.pace,
+        headers=ignored_header(dropped + unused),
+    )
+
+
+def reply_options(fields: ChatFields, settings: Settings, request: Request) -> ReplyOptions:
+    """What the fields ask for, over the server's defaults. Raises RequestInvalid."""
+    return ReplyOptions(
+        template=template_options(fields, settings.reasoning),
+        sampling=sampling_of(fields),
+        logprobs=fields.logprob_count,
+        max_tokens=budget_of(
+            settings.sampling.max_tokens,
+            max_completion_tokens=fields.max_completion_tokens,
+            max_tokens=fields.max_tokens,
+        ),
+        stop=stops_of(fields.stop),
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        timeout_s=timeout_of(settings),
+        request_id=request.state.request_id,
+        client_id=client_of(request),
+    )
+
+
+class ChatEncoder:
+    """Turns reply events into `chat.completion.chunk` objects, or one `chat.completion`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokens: TokenBytes | None,
+        include_usage: bool,
+        include_progress: bool,
+        timeout_s: float | None,
+    ) -> None:
+        self._ids = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._tokens = tokens
+        self._include_usage = include_usage
+        self._include_progress = include_progress
+        self._timeout_s = timeout_s
+        self._began_s = time.monotonic()
+        self._cached_tokens = 0
+        self._logprobs: list[dict[str, Any]] = []
+        self._end: ReplyEnd | None = None
+
+    def frames(self, item: ReplyEvent) -> bytes:
+        """The role, then a chunk for each delta, then reason and timings, then usage if asked."""
+        match item:
+            case Started():
+                self._cached_tokens = item.cached_tokens
+                return self._chunk({"role": "assistant", "content": ""})
+            case Progress():
+                return self._progress(item) if self._include_progress else b""
+            case ReplyDelta():
+                return self._deltas(item)
+            case ReplyEnd():
+                return self._last(self._finish(item))
+
+    def gather(self, item: ReplyEvent) -> None:
+        """Collect log-probabilities; raises the error of a generation that was broken off."""
+        if isinstance(item, ReplyDelta):
+            self._logprobs += self._entries(item)
+        elif isinstance(item, ReplyEnd):
+            self._finish(item)
+
+    def body(self) -> object:
+        """The whole `chat.completion` object."""
+        end = self._end
+        assert end is not None, "a reply ends with ReplyEnd"
+        message: dict[str, Any] = {"role": "assistant", "content": end.content}
+        if end.reasoning:
+            message["reasoning_content"] = end.reasoning
+        if end.tool_calls:
+            message["content"] = end.content or None
+            message["tool_calls"] = [_tool_call(call) for call in end.tool_calls]
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None if self._tokens is None else {"content": self._logprobs},
+            "finish_reason": end.finish_reason.value,
+        }
+        return {
+            **self._ids,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": usage_payload(end.usage),
+            "timings": timings_payload(end.usage),
+        }
+
+    def headers(self) -> dict[str, str]:
+        """The durations."""
+        assert self._end is not None, "a reply ends with ReplyEnd"
+        return {"Server-Timing": server_timing(self._end.usage)}
+
+    def _deltas(self, item: ReplyDelta) -> bytes:
+        payloads = [payload for delta in item.deltas if (payload := _delta(delta)) is not None]
+        entries = self._entries(item)
+        if entries and not payloads:
+            payloads = [{}]
+        frames = b""
+        for payload in payloads:
+            frames += self._chunk(payload, logprobs={"content": entries} if entries else None)
+            entries = []
+        return frames
+
+    def _last(self, end: ReplyEnd) -> bytes:
+        timings = timings_payload(end.usage)
+        frames = self._chunk({}, reason=end.finish_reason.value, timings=timings)
+        if self._include_usage:
+            frames += event(
+                {
+                    **self._ids,
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": usage_payload(end.usage),
+                }
+            )
+        return frames
+
+    def _progress(self, item: Progress) -> bytes:
+        progress = {
+            "total": item.prompt_tokens,
+            "cache": self._cached_tokens,
+            "processed": item.processed_tokens,
+            "time_ms": round((time.monotonic() - self._began_s) * 1000),
+        }
+        return self._chunk({}, prompt_progress=progress)
+
+    def _chunk(
+        self, delta: dict[str, Any], *, reason: str | None = None, logprobs: Any = None, **more: Any
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return event({**self._ids, "object": "chat.completion.chunk", "choices": [choice], **more})
+
+    def _entries(self, item: ReplyDelta) -> list[dict[str, Any]]:
+        """Log-probabilities belong to the answer; tokens of the thought have none."""
+        if self._tokens is None or item.logprob is None or item.in_reasoning:
+            return []
+        return [chat_entry(self._tokens, item.logprob)]
+
+    def _finish(self, end: ReplyEnd) -> ReplyEnd:
+        if end.finish_reason is FinishReason.CANCELLED:
+            raise broken_off(end.usage, self._timeout_s)
+        self._end = end
+        return end
+
+
+def _delta(delta: Delta) -> dict[str, Any] | None:
+    match delta:
+        case ReasoningDelta():
+            return {"reasoning_content": delta.text}
+        case ContentDelta():
+            return {"content": delta.text}
+        case ToolCallStart():
+            function = {"name": delta.name, "arguments": ""}
+            call = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case ToolArgumentsDelta():
+            part = {"index": delta.index, "function": {"arguments": delta.json_fragment}}
+            return {"tool_calls": [part]}
+        case _:
+            return None
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(dict(call.mapping), ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

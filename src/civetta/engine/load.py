@@ -1,0 +1,171 @@
+"""From settings to a running engine: model, tokenizer, template, memory for sessions."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from civetta.chat.template import ChatTemplate
+from civetta.chat.tokenizer import Tokenizer
+from civetta.engine.engine import Engine
+from civetta.engine.protocol import ModelInfo
+from civetta.errors import TokenizerError, UsageError
+from civetta.kernels.select import select
+from civetta.log import log_event
+from civetta.model.build import CheckedModel, build_trunk, check_checkpoint
+from civetta.model.tiny import default_model_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from civetta.model.inputs import Rows
+    from civetta.model.trunk import Trunk
+    from civetta.options import Settings
+    from civetta.state.session import Session
+
+DTYPES = {"auto": torch.float32, "f32": torch.float32, "bf16": torch.bfloat16}
+
+_log = logging.getLogger(__name__)
+
+
+class TrunkModel:
+    """The trunk and its session store as the step loop sees them."""
+
+    def __init__(self, trunk: Trunk, *, sessions: int, context_tokens: int) -> None:
+        self._trunk = trunk
+        self._store = trunk.store(sessions=sessions, context_tokens=context_tokens)
+
+    def open_session(self) -> Session:
+        """A new, empty session."""
+        return self._store.open()
+
+    def forward(self, session: Session, ids: Sequence[int], rows: Rows) -> Tensor:
+        """Append ids; float32 logits of the wanted rows [n, vocab]."""
+        return self._trunk.forward(session, ids, rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTrunk:
+    """A trunk with its text side; `context_tokens` is what a session may hold."""
+
+    checked: CheckedModel
+    trunk: Trunk
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    context_tokens: int
+    path: Path
+
+
+def load_trunk_only(settings: Settings) -> LoadedTrunk:
+    """Model, tokenizer and template that `settings` describe, without an engine.
+
+    Raises CheckpointError, TokenizerError, UsageError.
+    """
+    options = settings.model
+    path = Path(options.model) if options.model is not None else default_model_path()
+    checked = check_checkpoint(path)
+    context = _context(options.context, checked.config.context_tokens)
+    threads = options.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    ops = select(options.device, threads)
+    tokenizer, template = read_text_side(checked)
+    log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=threads)
+    return LoadedTrunk(
+        checked=checked,
+        trunk=build_trunk(checked, dtype=DTYPES[options.dtype], ops=ops),
+        tokenizer=tokenizer,
+        template=template,
+        context_tokens=context,
+        path=path,
+    )
+
+
+def load_engine(settings: Settings) -> Engine:
+    """The engine that `settings` describe; the embedded model when they name none.
+
+    Raises CheckpointError, TokenizerError, UsageError.
+    """
+    loaded = load_trunk_only(settings)
+    checked = loaded.checked
+    embedded = settings.model.model is None
+    info = ModelInfo(
+        model_id=settings.server.served_model_name or _model_id(loaded.path, embedded=embedded),
+        path=str(loaded.path),
+        context_tokens=loaded.context_tokens,
+        vocab_size=checked.config.vocab,
+        parameters=sum(prod(info.shape) for info in checked.checkpoint.tensors.values()),
+        format=_format(checked),
+        device="cpu",
+        dtype="bf16" if loaded.trunk.dtype == torch.bfloat16 else "f32",
+        created_s=int(time.time()),
+        has_tokenizer=loaded.tokenizer is not None,
+    )
+    model = TrunkModel(
+        loaded.trunk,
+        sessions=settings.engine.sessions,
+        context_tokens=loaded.context_tokens,
+    )
+    return Engine(
+        model,
+        info,
+        tokenizer=loaded.tokenizer,
+        template=loaded.template,
+        options=settings.engine,
+    )
+
+
+def read_text_side(checked: CheckedModel) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """Tokenizer and template of a checkpoint; None, None for one that brings no tokenizer.
+
+    Raises TokenizerError or CheckpointMalformed when they are there but broken.
+    """
+    checkpoint = checked.checkpoint
+    if checkpoint.kind == "gguf":
+        if "tokenizer.ggml.tokens" not in checkpoint.metadata:
+            return None, None
+        tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
+        return tokenizer, ChatTemplate.from_gguf(
+            checkpoint.metadata, named_tokens=tokenizer.named_tokens
+        )
+    if not (checkpoint.path / "tokenizer.json").exists():
+        return None, None
+    tokenizer = Tokenizer.from_folder(checkpoint.path)
+    if tokenizer.vocab_size > checked.config.vocab:
+        raise TokenizerError(
+            f"{checkpoint.path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only"
+            f" {checked.config.vocab}; the files do not belong together"
+        )
+    return tokenizer, ChatTemplate.from_folder(checkpoint.path, named_tokens=tokenizer.named_tokens)
+
+
+def _context(asked: int, native: int) -> int:
+    if asked > native:
+        raise UsageError(
+            f"--context {asked} is more than the model's own {native} tokens; give at most that"
+        )
+    return asked or native
+
+
+def _model_id(path: Path, *, embedded: bool) -> str:
+    if embedded:
+        return "civetta-tiny"
+    return path.stem if path.is_file() else path.resolve().name
+
+
+def _format(checked: CheckedModel) -> str:
+    """Container and the format that holds most bytes."""
+    sizes: Counter[str] = Counter()
+    for info in checked.checkpoint.tensors.values():
+        sizes[info.format.name] += info.nbytes
+    name = "GGUF" if checked.checkpoint.kind == "gguf" else "safetensors"
+    return f"{name} {sizes.most_common(1)[0][0]}"
