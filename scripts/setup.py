@@ -27,7 +27,9 @@ def main() -> None:
     folder = parser.parse_args().venv
     interpreter = fitting_python()
     if interpreter is not None:
-        raise SystemExit(subprocess.run([interpreter, __file__, "--venv", str(folder)]).returncode)
+        raise SystemExit(
+            subprocess.run([interpreter, __file__, "--venv", str(folder)], check=False).returncode
+        )
     if not (folder / "bin" / "python").exists():
         print(f"creating {folder}", flush=True)
         venv.create(folder, with_pip=True)
@@ -52,7 +54,7 @@ def fitting_python() -> str | None:
 
 def pip(python: str, *words: str, quiet: bool = True) -> None:
     command = [python, "-m", "pip", *words, *(["--quiet"] if quiet else [])]
-    if subprocess.run(command).returncode:
+    if subprocess.run(command, check=False).returncode:
         raise SystemExit(f"pip failed; the command was: {' '.join(command)}")
 
 
@@ -62,7 +64,9 @@ def has_torch(python: str) -> bool:
         "import torch; v = tuple(int(x) for x in torch.__version__.split('+')[0].split('.')[:2]);"
         f"raise SystemExit(v < {tuple(int(x) for x in TORCH_FLOOR.split('.'))})"
     )
-    return not subprocess.run([python, "-c", test], stderr=subprocess.DEVNULL).returncode
+    return not subprocess.run(
+        [python, "-c", test], stderr=subprocess.DEVNULL, check=False
+    ).returncode
 
 
 def install_torch(python: str) -> None:
@@ -75,7 +79,9 @@ def install_torch(python: str) -> None:
     print("no GPU found: installing the CPU build of torch", flush=True)
     cpu_build = [python, "-m", "pip", "install", "--quiet", f"torch=={CPU_TORCH}+cpu"]
     for extra in ([], ["--extra-index-url", CPU_INDEX]):
-        if not subprocess.run([*cpu_build, *extra], stderr=subprocess.DEVNULL).returncode:
+        if not subprocess.run(
+            [*cpu_build, *extra], stderr=subprocess.DEVNULL, check=False
+        ).returncode:
             return None
     print("no CPU build can be reached: taking torch as the package index has it", flush=True)
     return pip(python, "install", f"torch>={TORCH_FLOOR}")

@@ -110,7 +110,7 @@ def test_environment_mistakes_name_the_variable():
         ("seed", str(2**64)), ("seed", "-1"), ("context", "9" * 30), ("device", "gpu"),
         ("device", "cuda:"), ("device", "cpu:0"), ("dtype", "f16"), ("think", "yes"),
         ("reasoning_effort", "none"), ("port", "65536"), ("host", "a b"), ("host", ""),
-        ("api_key", "a b"), ("api_key", ""), ("model", ""), ("max_tokens", "-2"),
+        ("api_key", "a b"), ("api_key", ""), ("model", ""), ("max_tokens", "-2"), ("max_tokens", "0"),
         ("repeat_penalty", "0"), ("prefill_batch", "63"), ("prefill_batch", "8193"),
         ("served_model_name", "a\nb"), ("min_keep", "0"),
     ],

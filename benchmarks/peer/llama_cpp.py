@@ -40,6 +40,8 @@ HERE = Path(__file__).parent
 TYPES = ("f32", "bf16", "q8_0")
 # Blocks kept by score, plus a tail of up to RATIO - 1 tokens: up to here every token is attended.
 DENSE_TOKENS = BUDGET + RATIO - 1
+# float32 sums in another order; a wrong tensor, row order or selected token gives 1e-2 and more.
+TIGHT = 1e-5
 
 
 class Peer:
@@ -88,18 +90,47 @@ def ratios(file: Path) -> list[int]:
     return [int(field.parts[i][0]) for i in field.data]
 
 
-def row(name: str, got: torch.Tensor, want: torch.Tensor, *, without: Iterable[int] = ()) -> None:
-    """One table row: positions up to the budget, then the ones past it, some left out."""
-    parts = range(DENSE_TOKENS), set(range(DENSE_TOKENS, len(want))) - set(without)
-    print(f"| {name} | " + " | ".join(_cell(got, want, part) for part in parts) + " |", flush=True)
+class Report:
+    """Prints the table of one checkpoint form and remembers which rows broke their bound."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+
+    def head(self, form: str) -> None:
+        print(f"\n## {form}\n")
+        print(f"| got vs wanted | to {DENSE_TOKENS} tokens: median / max | top-1 ", end="")
+        print("| past them: median / max | top-1 | bound |\n|---|---|---|---|---|---|")
+
+    def row(
+        self,
+        name: str,
+        got: torch.Tensor,
+        want: torch.Tensor,
+        *,
+        dense: float | None = None,
+        sparse: float | None = None,
+        without: Iterable[int] = (),
+    ) -> None:
+        """One row; `dense` and `sparse` bound the largest error of positions to and past the
+        budget, `without` leaves positions past it out."""
+        past = set(range(DENSE_TOKENS, len(want))) - set(without)
+        cells, bounds = [], []
+        for positions, bound in ((range(DENSE_TOKENS), dense), (past, sparse)):
+            most, text = compare(got, want, positions)
+            cells.append(text)
+            bounds.append("-" if bound is None else f"{bound:.0e}")
+            if bound is not None and not most <= bound:
+                self.broken.append(f"{name}: {most:.1e} is more than {bound:.0e}")
+        print(f"| {name} | {' | '.join(cells)} | {', '.join(bounds)} |", flush=True)
 
 
-def _cell(got: torch.Tensor, want: torch.Tensor, positions: Iterable[int]) -> str:
+def compare(got: torch.Tensor, want: torch.Tensor, positions: Iterable[int]) -> tuple[float, str]:
+    """Largest relative error |got - want| / |want| of a position's logits, and both table cells."""
     at = torch.tensor(sorted(positions))
     g, w = got[at], want[at]
     error = (g - w).norm(dim=-1) / w.norm(dim=-1)
     same = int((g.argmax(-1) == w.argmax(-1)).sum())
-    return f"{error.median():.1e} / {error.max():.1e} | {same}/{len(at)}"
+    return float(error.max()), f"{error.median():.1e} / {error.max():.1e} | {same}/{len(at)}"
 
 
 def by_tail(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -107,50 +138,84 @@ def by_tail(got: torch.Tensor, want: torch.Tensor) -> None:
     print("\n| visible tokens mod 4 | median / max | top-1 |\n|---|---|---|")
     for tail in range(RATIO):
         positions = [p for p in range(DENSE_TOKENS, len(want)) if (p + 1) % RATIO == tail]
-        print(f"| {tail} | {_cell(got, want, positions)} |")
+        print(f"| {tail} | {compare(got, want, positions)[1]} |")
 
 
-def check(form: str, peer: Peer, ids: list[int], seed: int) -> None:
-    """All comparisons of one checkpoint form."""
-    print(f"\n## {form}\n\n| got vs wanted | to {DENSE_TOKENS}: median / max | top-1 "
-          "| past it: median / max | top-1 |\n|---|---|---|---|---|")  # fmt: skip
+def check(form: str, peer: Peer, ids: list[int], seed: int) -> list[str]:
+    """All comparisons of one checkpoint form; the bounds that were broken."""
+    report = Report()
+    report.head(form)
     model, folder = random_model(form, seed), peer.work / form
     save(model, folder, torch.bfloat16)
     wanted = transformers_logits(model, ids)
     ours = civetta_logits(folder, ids)
-    row("civetta safetensors vs transformers", ours, wanted)
+    report.row("civetta safetensors vs transformers", ours, wanted, dense=TIGHT, sparse=TIGHT)
     files = {kind: peer.convert(folder, kind) for kind in TYPES}
     civetta = {kind: civetta_logits(file, ids) for kind, file in files.items()}
     llama = {kind: peer.logits(file, ids) for kind, file in files.items()}
     for kind in TYPES:
-        row(f"civetta {kind} vs civetta safetensors", civetta[kind], ours)
+        tight = None if kind == "q8_0" else TIGHT
+        name = f"civetta {kind} vs civetta safetensors"
+        report.row(name, civetta[kind], ours, dense=tight, sparse=tight)
     for kind in TYPES:
-        row(f"llama.cpp {kind} vs civetta {kind}", llama[kind], civetta[kind])
-    row("llama.cpp f32 vs transformers", llama["f32"], wanted)
-    tied = tied_positions(model, ids)
-    filled = with_filler(model, ids, llama["f32"])
-    row("llama.cpp f32 vs transformers with filler tokens", llama["f32"], filled)
-    row("the same without tied positions", llama["f32"], filled, without=tied)
-    row("llama.cpp bf16 vs llama.cpp f32 (same weights)", llama["bf16"], llama["f32"])
-    row("llama.cpp f32, launches of 64 vs one", peer.logits(files["f32"], ids, 64), llama["f32"])
-
-    rounded = round_as(model, files["q8_0"])
-    twin = peer.work / f"{form}-rounded"
-    save(model, twin, torch.float32)
-    wanted_q8 = transformers_logits(model, ids)
-    twin_f32 = peer.convert(twin, "f32")
-    row("civetta q8_0 vs transformers, weights rounded to Q8_0", civetta["q8_0"], wanted_q8)
-    twin_llama = peer.logits(twin_f32, ids)
-    row("llama.cpp f32 of the rounded weights vs civetta q8_0", twin_llama, civetta["q8_0"])
-    row("llama.cpp q8_0 vs llama.cpp f32 of the rounded weights", llama["q8_0"], twin_llama)
-
+        tight = TIGHT if kind == "f32" else None
+        report.row(f"llama.cpp {kind} vs civetta {kind}", llama[kind], civetta[kind], dense=tight)
+    llama_alone(report, peer, model, files, llama, wanted, ids)
+    rounded = rounded_weights(report, peer, model, files["q8_0"], civetta, llama, ids)
     saved = peer.convert(folder, "f32", raw_config=False)
-    row("civetta f32, config as saved vs civetta f32", civetta_logits(saved, ids), civetta["f32"])
-    row("llama.cpp f32, config as saved vs llama.cpp f32", peer.logits(saved, ids), llama["f32"])
-    print(f"\n{rounded} tensors rounded; {len(tied)} tied positions; compress ratios {ratios(files['f32'])} from the raw config, "
-          f"{ratios(saved)} from the config as saved.\n\nllama.cpp f32 vs civetta f32 past the "
-          "budget:")  # fmt: skip
+    again = civetta_logits(saved, ids)
+    name = "f32, config as saved vs raw config"
+    report.row(f"civetta {name}", again, civetta["f32"], dense=0.0, sparse=0.0)
+    report.row(f"llama.cpp {name}", peer.logits(saved, ids), llama["f32"], dense=TIGHT)
+    print(f"\n{rounded} tensors rounded to Q8_0. Compress ratios: {ratios(files['f32'])} from the")
+    print(f"raw config, {ratios(saved)} from the config as saved.")
+    print("\nllama.cpp f32 vs civetta f32 past the budget:")
     by_tail(llama["f32"], civetta["f32"])
+    return report.broken
+
+
+def llama_alone(
+    report: Report,
+    peer: Peer,
+    model: torch.nn.Module,
+    files: dict[str, Path],
+    llama: dict[str, torch.Tensor],
+    wanted: torch.Tensor,
+    ids: list[int],
+) -> None:
+    """llama.cpp against transformers, plain and with its own selection, and against itself."""
+    f32 = llama["f32"]
+    report.row("llama.cpp f32 vs transformers", f32, wanted, dense=TIGHT)
+    tied = tied_positions(model, ids)
+    filled = with_filler(model, ids, f32)
+    report.row("llama.cpp f32 vs transformers with filler tokens", f32, filled, dense=TIGHT)
+    name = f"the same without {len(tied)} tied positions"
+    report.row(name, f32, filled, dense=TIGHT, sparse=TIGHT, without=tied)
+    report.row("llama.cpp bf16 vs llama.cpp f32 (same weights)", llama["bf16"], f32)
+    report.row("llama.cpp f32, launches of 64 vs one", peer.logits(files["f32"], ids, 64), f32)
+
+
+def rounded_weights(
+    report: Report,
+    peer: Peer,
+    model: torch.nn.Module,
+    file: Path,
+    civetta: dict[str, torch.Tensor],
+    llama: dict[str, torch.Tensor],
+    ids: list[int],
+) -> int:
+    """Q8_0 with the format's error taken out: the wanted logits are of the rounded weights."""
+    rounded = round_as(model, file)
+    twin = peer.work / "rounded"
+    save(model, twin, torch.float32)
+    name = "civetta q8_0 vs transformers, weights rounded to Q8_0"
+    wanted = transformers_logits(model, ids)
+    report.row(name, civetta["q8_0"], wanted, dense=TIGHT, sparse=TIGHT)
+    f32 = peer.logits(peer.convert(twin, "f32"), ids)
+    name = "llama.cpp f32 of the rounded weights vs civetta q8_0"
+    report.row(name, f32, civetta["q8_0"], dense=TIGHT)
+    report.row("llama.cpp q8_0 vs llama.cpp f32 of the rounded weights", llama["q8_0"], f32)
+    return rounded
 
 
 def main() -> None:
@@ -163,11 +228,14 @@ def main() -> None:
     args = parser.parse_args()
     stable_topk()
     torch.set_num_threads(2)
-    with tempfile.TemporaryDirectory() as work:
-        peer = Peer(args.llama_cpp, args.llama_cpp_lib, Path(work))
-        ids = token_ids(args.tokens, args.seed)
-        for form in ("causal", "conditional") if args.form == "both" else (args.form,):
-            check(form, peer, ids, args.seed)
+    broken = []
+    for form in ("causal", "conditional") if args.form == "both" else (args.form,):
+        with tempfile.TemporaryDirectory() as work:
+            peer = Peer(args.llama_cpp.resolve(), args.llama_cpp_lib.resolve(), Path(work))
+            broken += check(form, peer, token_ids(args.tokens, args.seed), args.seed)
+    if broken:
+        raise SystemExit("bounds broken:\n" + "\n".join(broken))
+    print("\nevery bound holds")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def main() -> None:
     args = parser.parse_args()
     # The converter's own folders go first: its gguf-py knows names that the released gguf does not.
     sys.path[:0] = [str(args.llama_cpp), str(args.llama_cpp / "gguf-py")]
-    import convert_hf_to_gguf as converter  # noqa: PLC0415
-    from conversion.base import ModelBase, TextModel  # noqa: PLC0415
+    import convert_hf_to_gguf as converter
+    from conversion.base import ModelBase, TextModel
 
     TextModel.get_vocab_base_pre = lambda _self, _tokenizer: "qwen35"
     if args.raw_config:

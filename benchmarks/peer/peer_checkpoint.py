@@ -1,4 +1,4 @@
-"""A tiny random qwen4_exp checkpoint saved by transformers, and its twin with Q8_0-rounded weights."""
+"""A tiny random qwen4_exp checkpoint saved by transformers, and its rounding to Q8_0 values."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def transformers_logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
 
 
 def round_as(model: torch.nn.Module, file: Path) -> int:
-    """Round `model` in place to the Q8_0 values of a GGUF file of it; the number of tensors rounded.
+    """Round `model` in place to the Q8_0 values of a GGUF file of it; how many tensors were.
 
     Blocks run along rows and no conversion step cuts one, so rounding before the converter's
     reordering gives the same values as after it. The rounding is gguf's, not civetta's.

@@ -151,6 +151,8 @@ def _allowed(setting: Setting, value: Any) -> bool:
         return True
     if not math.isfinite(value) or (setting.low is not None and value < setting.low):
         return False
+    if value in setting.excluded:
+        return False
     high = setting.high if setting.high is not None or setting.kind == "float" else INT_MAX
     return bool(high is None or value <= high)
 

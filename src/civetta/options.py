@@ -33,6 +33,7 @@ class Setting:
     help: str
     low: float | None = None
     high: float | None = None
+    excluded: tuple[int, ...] = ()  # values between low and high that mean nothing
     choices: tuple[str, ...] = ()
     pattern: str = ""  # for str: what the whole value has to match
     expects: str = ""  # the cure in words, where the range or the choices do not say it
@@ -107,6 +108,8 @@ class SamplingOptions:
         "-n --max-tokens N",
         "Tokens of a reply, reasoning included; -1 is until it ends or the context is full.",
         low=-1,
+        excluded=(0,),
+        expects="a whole number of at least 1, or -1 for no limit",
     )
     temperature: float | None = _setting(
         None, "--temperature X", "Randomness; 0 takes the likeliest token always.", low=0, high=2

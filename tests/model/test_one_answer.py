@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING
 
 import oracle
@@ -57,7 +58,7 @@ def run(trunk: Trunk, cuts: list[int], tokens: int = TOKENS) -> torch.Tensor:
     bounds = [0, *cuts, tokens]
     rows = [
         trunk.forward(session, token_ids()[a:b], "all")
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        for a, b in itertools.pairwise(bounds)
         if a < b
     ]
     session.check()

@@ -35,11 +35,11 @@ CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
         200,
         {"num_hidden_layers": 8, "hc_count": 2, "hc_lowrank": 12, "indexer_budget": 128},
     ),
-    "n-gram layer first, attention first": (
+    "n-gram layer after attention": (
         200,
         {
-            "ple_layer_ids": [1],
-            "layer_types": ["indexed_attention", "linear_attention", "indexed_attention"],
+            "ple_layer_ids": [3],
+            "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
             "num_hidden_layers": 3,
             "heads_per_ngram": 2,
         },
@@ -47,8 +47,8 @@ CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
     "real budget of 2048": (
         3000,
         {
-            "num_hidden_layers": 2,
-            "layer_types": ["linear_attention", "indexed_attention"],
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "linear_attention", "indexed_attention"],
             "indexer_budget": 2048,
             "num_experts": 4,
         },

@@ -130,9 +130,16 @@ def test_ids_equal_those_of_transformers():
     from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
 
     config = Qwen4ExpTextConfig(
-        **{"vocab_size": 300, "ngram_size": 3, "heads_per_ngram": 4, "eos_token_id": 17},
-        **{"ngram_vocab_size_base": 500, "make_ngram_vocab_size_divisible_by": 64},
-        **{"ple_embed_dim": 64, "hidden_size": 64, "seed": 77, "split_ngram_parts": 1},
+        vocab_size=300,
+        ngram_size=3,
+        heads_per_ngram=4,
+        eos_token_id=17,
+        ngram_vocab_size_base=500,
+        make_ngram_vocab_size_divisible_by=64,
+        ple_embed_dim=64,
+        hidden_size=64,
+        seed=77,
+        split_ngram_parts=1,
     )
     theirs = modeling.Qwen4ExpTextNGramEmbedding(config, embedding_dim=64, layer_idx=1)
     ours = make_hash(

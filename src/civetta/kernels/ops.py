@@ -17,14 +17,15 @@ Rules every implementation keeps (design.md section 2):
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import Tensor
+
     from civetta.checkpoint.quant import Weight
 
 GDN_CHUNK = 64
@@ -99,7 +100,8 @@ class Ops:
     -> (o_[T - first_new]VA in v's dtype, state_VAA after row `fold`).
 
     Row 0 sits on a multiple of GDN_CHUNK; rows before first_new are open rows met again (their q
-    and output do not matter); fold is a multiple of GDN_CHUNK, at most T. q and k come before L2 norm and scaling. `tiled`: value head v uses key head v mod H
+    and output do not matter); fold is a multiple of GDN_CHUNK, at most T. q and k come before
+    L2 norm and scaling. `tiled`: value head v uses key head v mod H
     (GGUF order), else v // (V / H).
     """
 

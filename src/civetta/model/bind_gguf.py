@@ -36,7 +36,8 @@ def bind_gguf(b: Binder, c: ModelConfig) -> TrunkWeights:
         mixer=_hyper(b, c, "output_hc_", inject=False),
         head=head,
     )
-    b.ignore(f"blk.{c.layers}.", "the draft head is read when drafting is on")
+    if b.has(f"blk.{c.layers}.nextn.enorm.weight"):
+        b.ignore(f"blk.{c.layers}.", "the draft head is read when drafting is on")
     return weights
 
 
@@ -135,5 +136,5 @@ def bind_gguf_table(b: Binder, c: ModelConfig) -> tuple[PleConfig, tuple[Weight,
     """The n-gram table as one shard; its hash comes from the metadata."""
     if c.ple is None:
         return None
-    rows = b.shape(TABLE)[0]
+    rows = b.rows(TABLE)
     return c.ple, (b.matrix(TABLE, max(rows, c.ple.hash.rows), c.ple.row_values),)

@@ -167,7 +167,7 @@ def bind_hf_table(b: Binder, c: ModelConfig) -> tuple[PleConfig, tuple[Weight, .
         return p, shards
     need = max(o + s for o, s in zip(offsets, sizes, strict=True))
     held = sum(int(s.shape[0]) for s in shards)
-    if min(sizes) < 1 or min(offsets) < 0 or need > held:
+    if min(*sizes, *multipliers) < 1 or min(offsets) < 0 or need > held:
         raise CheckpointMalformed(
             f"the n-gram table has {held} rows but its hash needs {need}; the file is damaged"
         )
@@ -187,16 +187,17 @@ def _table_shards(b: Binder, p: PleConfig, at: str) -> tuple[Weight, ...]:
             f"tensor {at + 'shard_0.weight'!r} is missing: the files have no n-gram table;"
             " the download is incomplete"
         )
-    rows = b.shape(names[0])[0]
+    rows = b.rows(names[0])
     shared = at + "weight_scale"
     scale = None
-    if len(names) > 1 and b.has(shared):
+    sharded = names[0] != at + "weight"  # a whole table finds its scales as any matrix does
+    if sharded and b.has(shared):
         scale = b.vector(shared, 1)
     scale_2 = None
-    if len(names) > 1 and b.has(shared + "_2"):
+    if sharded and b.has(shared + "_2"):
         scale_2 = b.vector(shared + "_2", 1)
-    total = sum(b.shape(name)[0] for name in names)
-    uneven = any(b.shape(n)[0] != rows for n in names[:-1]) or b.shape(names[-1])[0] > rows
+    total = sum(b.rows(name) for name in names)
+    uneven = any(b.rows(n) != rows for n in names[:-1]) or b.rows(names[-1]) > rows
     if total < p.hash.rows or uneven:
         raise TensorShapeWrong(
             f"the n-gram table {at!r} has {total} rows in {len(names)} shards; the configuration"
@@ -214,11 +215,12 @@ def _shard(
 ) -> Weight:
     info, view = b.packed_rows(name) if scale is not None or scale_2 is not None else (None, None)
     if info is None or view is None:
-        return b.matrix(name, b.shape(name)[0], p.row_values)
+        return b.matrix(name, b.rows(name), p.row_values)
     if scale is not None and info.format == F8_E4M3 and info.shape[1] == p.row_values:
         return QuantTensor(format=F8_E4M3, data_RB=view(), cols=p.row_values, scale=scale)
     codes, groups = p.row_values // 2, p.row_values // 16
-    if scale_2 is not None and info.format == U8 and info.shape[1] == codes + groups:
+    whole = info.shape[1] == codes + groups and p.row_values % 16 == 0
+    if scale_2 is not None and info.format == U8 and whole:
         packed = view()
         return QuantTensor(
             format=NVFP4,

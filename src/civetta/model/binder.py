@@ -40,9 +40,12 @@ class Binder:
         """Whether the files hold a tensor of this name."""
         return name in self._checkpoint.tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape in PyTorch order; raises TensorMissing."""
-        return self._info(name).shape
+    def rows(self, name: str) -> int:
+        """Rows of a matrix; raises TensorMissing, TensorShapeWrong for another rank."""
+        info = self._info(name)
+        if len(info.shape) != 2:
+            raise _wrong_rank(info)
+        return info.shape[0]
 
     def matrix(self, name: str, rows: int, cols: int) -> Weight:
         """A [rows, cols] weight with its companion scales, as a view.
@@ -106,7 +109,11 @@ class Binder:
     def packed_rows(self, name: str) -> tuple[TensorInfo, Callable[[], Tensor]]:
         """A stored [rows, bytes] tensor for a caller that knows its meaning."""
         info = self._info(name)
+        if len(info.shape) != 2:
+            raise _wrong_rank(info)
         self._use(name)
+        if self._dry:
+            return info, lambda: torch.zeros(0, 0, dtype=torch.uint8)
         return info, lambda: bytes_view(self._bytes(name)).view(info.rows, -1)
 
     def ignore(self, prefix: str, reason: str) -> None:
@@ -142,6 +149,8 @@ class Binder:
 
     def _nvfp4(self, name: str, rows: int, cols: int) -> Weight:
         info = self._info(name)
+        if cols % NVFP4_GROUP:
+            raise _wrong_type(info, f"a format for rows of {cols} values")
         if info.shape != (rows, cols // 2):
             raise _wrong_shape(info, (rows, cols // 2))
         scale_name = _companion(name, "weight_scale")
@@ -208,6 +217,13 @@ def _wrong_shape(info: TensorInfo, wanted: tuple[int, ...]) -> TensorShapeWrong:
     return TensorShapeWrong(
         f"{info.path}: tensor {info.name!r} has shape {list(info.shape)}, but the configuration"
         f" implies {list(wanted)}; the configuration and the weights do not belong together"
+    )
+
+
+def _wrong_rank(info: TensorInfo) -> TensorShapeWrong:
+    return TensorShapeWrong(
+        f"{info.path}: tensor {info.name!r} has shape {list(info.shape)}, but must be a matrix;"
+        " the file is damaged or made for another program"
     )
 
 

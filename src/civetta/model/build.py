@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from civetta.checkpoint.gguf_split import gguf_role
 from civetta.checkpoint.source import Checkpoint, open_checkpoint
 from civetta.errors import ArchitectureUnsupported, TensorMissing
 from civetta.kernels.select import select
@@ -56,7 +57,9 @@ def load_trunk(
 
 def build_trunk(checked: CheckedModel, *, dtype: torch.dtype, ops: Ops) -> Trunk:
     """The trunk of a checked model; weights stay views of the files."""
-    weights, table = _bind(Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config)
+    weights, table = _bind(
+        Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config
+    )
     config, rows = checked.config, None
     if table is not None:
         config = replace(config, ple=table[0])
@@ -76,18 +79,18 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
             f"{where} is a vision sidecar (mmproj), not a model; give the model's own file"
         )
     tensors = checkpoint.tensors
+    if gguf_role(checkpoint.metadata, tensors) == "mtp":
+        raise ArchitectureUnsupported(
+            f"{where} is a draft sidecar (MTP), not a model; give the model's own file"
+        )
     has_indexer = any(".indexer.k_proj." in name for name in tensors)
     embed = tensors.get("token_embd.weight")
     config = from_gguf(
         checkpoint.metadata,
         where,
         has_indexer=has_indexer,
-        vocab=embed.shape[0] if embed is not None else 1,
+        vocab=embed.shape[0] if embed is not None and embed.shape else 1,
     )
-    if embed is None and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
-        raise ArchitectureUnsupported(
-            f"{where} is a draft sidecar (MTP), not a model; give the model's own file"
-        )
     if embed is None:
         raise TensorMissing(f"{where}: tensor 'token_embd.weight' is missing; the file is no model")
     return config

@@ -6,9 +6,11 @@ Nothing is defaulted in silence: a key is required, or its default is the one th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from civetta.errors import ArchitectureUnsupported, CheckpointMalformed
 from civetta.ngram.hash import NgramHash, make_hash
@@ -135,12 +137,13 @@ class _Keys:
         value = self.get(key)
         if value is None:
             return None
-        if isinstance(value, str) or not isinstance(value, Sequence) and not hasattr(value, "tolist"):
+        items: object = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(items, list | tuple):
             raise self.wrong(key, value, "a list of integers")
-        items = value.tolist() if hasattr(value, "tolist") else list(value)
-        if not all(isinstance(x, int) for x in items):
+        numbers = [x for x in items if isinstance(x, int)]
+        if len(numbers) != len(items):
             raise self.wrong(key, value, "a list of integers")
-        return tuple(int(x) for x in items)
+        return tuple(numbers)
 
     def fixed(self, key: str, accepted: tuple[object, ...]) -> None:
         value = self.get(key)
@@ -170,7 +173,9 @@ def from_hf(config: Mapping[str, object], where: str) -> ModelConfig:
     head_dim = keys.integer("head_dim")
     partial = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
     if keys.integer("linear_key_head_dim") != keys.integer("linear_value_head_dim"):
-        raise keys.wrong("linear_value_head_dim", text["linear_value_head_dim"], "the key head's size")
+        raise keys.wrong(
+            "linear_value_head_dim", text["linear_value_head_dim"], "the key head's size"
+        )
     section = rope.integers("mrope_section") or (11, 11, 10)
     image = outer.get("image_token_id")
     return _checked(
@@ -202,7 +207,9 @@ def from_hf(config: Mapping[str, object], where: str) -> ModelConfig:
             stream_rank=keys.integer("hc_lowrank"),
             ple=_hf_ple(keys),
             head_order="grouped",
-            tied_head=bool(outer.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+            tied_head=bool(
+                outer.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+            ),
             image_token_id=image if isinstance(image, int) else None,
         ),
         where,
@@ -239,8 +246,14 @@ def _hf_kinds(keys: _Keys) -> tuple[LayerKind, ...]:
         "full_attention": "qsa",
         "indexed_attention": "qsa",
     }
-    if not isinstance(words, list) or len(words) != layers or any(w not in known for w in words):
-        raise keys.wrong("layer_types", words, f"{layers} names of linear_attention, full_attention")
+    if (
+        not isinstance(words, list)
+        or len(words) != layers
+        or not all(isinstance(w, str) and w in known for w in words)
+    ):
+        raise keys.wrong(
+            "layer_types", words, f"{layers} names of linear_attention, full_attention"
+        )
     return tuple(known[w] for w in words)
 
 
@@ -253,7 +266,7 @@ def _hf_ple(keys: _Keys) -> PleConfig | None:
     eos = keys.get("eos_token_id")
     if isinstance(eos, list) and eos:
         eos = eos[0]
-    if not isinstance(eos, int):
+    if isinstance(eos, bool) or not isinstance(eos, int) or eos < 0:
         raise keys.wrong("eos_token_id", eos, "a token id")
     size = keys.integer("ngram_size", low=2, high=8)
     return PleConfig(
@@ -282,7 +295,8 @@ def from_gguf(
     arch = metadata.get("general.architecture")
     if arch != "qwen4exp":
         raise ArchitectureUnsupported(
-            f"{where}: general.architecture is {arch!r}; civetta runs qwen4exp (Qwen3.8-Flash-Next) only"
+            f"{where}: general.architecture is {arch!r};"
+            " civetta runs qwen4exp (Qwen3.8-Flash-Next) only"
         )
     keys = _Keys(metadata, where, "qwen4exp.")
     if keys.integer("attention.value_length") != keys.integer("attention.key_length"):
@@ -290,7 +304,9 @@ def from_gguf(
     kinds = _gguf_kinds(keys)
     state, value_heads = keys.integer("ssm.state_size"), keys.integer("ssm.time_step_rank")
     if keys.integer("ssm.inner_size") != state * value_heads:
-        raise keys.wrong("ssm.inner_size", keys.get("ssm.inner_size"), "state_size * time_step_rank")
+        raise keys.wrong(
+            "ssm.inner_size", keys.get("ssm.inner_size"), "state_size * time_step_rank"
+        )
     image = keys.get("ple.image_token_id")
     section = keys.integers("rope.dimension_sections") or ()
     return _checked(
@@ -367,13 +383,14 @@ def _gguf_ple(keys: _Keys) -> PleConfig | None:
         return None
     if len(layers) != 1:
         raise keys.wrong("ple.layers", list(layers), "a list of one layer")
-    size, heads = keys.integer("ple.ngram_size", low=2, high=8), keys.integer(
-        "ple.heads_per_ngram", high=256
+    size, heads = (
+        keys.integer("ple.ngram_size", low=2, high=8),
+        keys.integer("ple.heads_per_ngram", high=256),
     )
     total = (size - 1) * heads
     found = [keys.integers(f"ple.{name}") for name in ("layer_multipliers", "head_vocab_sizes")]
-    if found[0] is None or len(found[0]) != size:
-        raise keys.wrong("ple.layer_multipliers", found[0], f"{size} integers")
+    if found[0] is None or len(found[0]) != size or min(found[0]) < 1:
+        raise keys.wrong("ple.layer_multipliers", found[0], f"{size} positive integers")
     if found[1] is None or len(found[1]) != total or min(found[1]) < 1:
         raise keys.wrong("ple.head_vocab_sizes", found[1], f"{total} positive integers")
     offsets = keys.integers("ple.head_offsets")

@@ -54,11 +54,12 @@ def gdn(
 
 def _split(c: ModelConfig, mixed_TC: Tensor, log_decay: Tensor, beta: Tensor) -> _Rows:
     key_width = c.gdn_key_heads * c.gdn_head_dim
-    q, k, v = mixed_TC.split([key_width, key_width, c.gdn_value_heads * c.gdn_head_dim], dim=1)
+    q, k = mixed_TC[:, :key_width], mixed_TC[:, key_width : 2 * key_width]
+    v = mixed_TC[:, 2 * key_width :]
     return _Rows(
-        q_THA=q.unflatten(1, (c.gdn_key_heads, c.gdn_head_dim)),
-        k_THA=k.unflatten(1, (c.gdn_key_heads, c.gdn_head_dim)),
-        v_TVA=v.unflatten(1, (c.gdn_value_heads, c.gdn_head_dim)),
+        q_THA=q.reshape(-1, c.gdn_key_heads, c.gdn_head_dim),
+        k_THA=k.reshape(-1, c.gdn_key_heads, c.gdn_head_dim),
+        v_TVA=v.reshape(-1, c.gdn_value_heads, c.gdn_head_dim),
         log_decay_TV=log_decay,
         beta_TV=beta,
     )

@@ -82,7 +82,7 @@ def _pool_blocks(
     if not len(blocks):
         return
     page, place = _slots(span.session, (blocks[:, None] * ratio + torch.arange(ratio)).flatten())
-    raw_BNX = pages.index_raw[page, place].unflatten(0, (-1, ratio))
+    raw_BNX = pages.index_raw[page, place].view(len(blocks), ratio, -1)
     known_3N = torch.cat([span.session.rope_positions(), rope_3T], dim=1)
     cos, sin = rope.angles(known_3N[:, blocks * ratio])
     keys = ops.index_pool(raw_BNX, w.index_k_norm_X, c.rms_eps, cos, sin)

@@ -30,6 +30,7 @@ SPECIALS = (
     *("<tool_response>", "</tool_response>"),
 )
 _SHOWN = frozenset(SPECIALS[7:])  # what replies are read by; text, not structure
+MERGE = ("h", "e")  # one, because a GGUF writer leaves an empty list out
 _FIRST_SPECIAL = 256
 _FOLDER = "tiny-1"  # the number grows whenever what is written changes
 
@@ -37,6 +38,11 @@ _FOLDER = "tiny-1"  # the number grows whenever what is written changes
 def special_id(text: str) -> int:
     """Id of a special token in the tiny vocabulary: 256 bytes, then SPECIALS."""
     return _FIRST_SPECIAL + SPECIALS.index(text)
+
+
+def tiny_vocabulary() -> dict[str, int]:
+    """Ordinary tokens in byte-level spelling: the bytes by value, and behind SPECIALS the merge."""
+    return byte_alphabet() | {"".join(MERGE): _FIRST_SPECIAL + len(SPECIALS)}
 
 
 def tiny_config() -> dict[str, Any]:
@@ -79,7 +85,7 @@ def tiny_config() -> dict[str, Any]:
         "ngram_vocab_size_base": 61,
         "make_ngram_vocab_size_divisible_by": 96,
         "split_ngram_parts": 12,
-        "indexer_n_heads": 2,
+        "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 32,
         "indexer_budget": 64,
@@ -243,7 +249,8 @@ def _draw(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDA
         values = random.normal(0.0, 1.0, shape)
     else:
         values = random.normal(0.0, 1.0, shape) / np.sqrt(shape[-1])
-    return to_bf16(values.astype(np.float32)).astype(np.uint32).__lshift__(16).view(np.float32)
+    bits = to_bf16(values.astype(np.float32)).astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -272,15 +279,20 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, NDArray[Any]]
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE without merges, and generation_config.json (model.md A.2, A.9)."""
+    """A byte-level BPE of one merge, and generation_config.json (model.md A.2, A.9)."""
     added = [
         {
-            **{"id": special_id(text), "content": text, "special": text not in _SHOWN},
-            **{"single_word": False, "lstrip": False, "rstrip": False, "normalized": False},
+            "id": special_id(text),
+            "content": text,
+            "special": text not in _SHOWN,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
         }
         for text in SPECIALS
     ]
-    model = {"type": "BPE", "vocab": byte_alphabet(), "merges": []}
+    model = {"type": "BPE", "vocab": tiny_vocabulary(), "merges": [list(MERGE)]}
     end, stop = special_id("<|endoftext|>"), special_id("<|im_end|>")
     documents: dict[str, object] = {
         "tokenizer.json": {"version": "1.0", "added_tokens": added, "model": model},
@@ -290,8 +302,13 @@ def write_tokenizer(folder: Path) -> None:
             "pad_token": "<|endoftext|>",
         },
         "generation_config.json": {
-            **{"bos_token_id": end, "pad_token_id": end, "eos_token_id": [stop, end]},
-            **{"do_sample": True, "temperature": 1.0, "top_k": 20, "top_p": 0.95},
+            "bos_token_id": end,
+            "pad_token_id": end,
+            "eos_token_id": [stop, end],
+            "do_sample": True,
+            "temperature": 1.0,
+            "top_k": 20,
+            "top_p": 0.95,
         },
     }
     for name, document in documents.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +19,8 @@ from civetta.state.recurrent import RecurrentShape
 from civetta.state.session import Session, SessionStore, StateShape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig
     from civetta.model.inputs import RowSource

@@ -6,11 +6,13 @@ Matrices are [out, in] in any stored format; vectors are float32 with the norms'
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from civetta.checkpoint.quant import Weight
-from civetta.kernels.ops import ExpertWeights, HyperWeights
+    from civetta.checkpoint.quant import Weight
+    from civetta.kernels.ops import ExpertWeights, HyperWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 MASK_64 = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -49,7 +53,9 @@ class NgramHash:
         lies before the sequence. A token that is EOS itself keeps its own context.
         """
         past = [self.eos_token_id] * self.context + [int(x) for x in history]
-        tokens = np.concatenate([np.array(past[-self.context :]), np.asarray(ids)]).astype(np.uint64)
+        tokens = np.concatenate([np.array(past[-self.context :]), np.asarray(ids)]).astype(
+            np.uint64
+        )
         count, eos = len(tokens) - self.context, np.uint64(self.eos_token_id)
         cut = np.zeros(count, dtype=bool)
         mixed = tokens[self.context :] * np.uint64(self.multipliers[0])

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from civetta.checkpoint.quant import QuantTensor
 from civetta.kernels.dequant.reference import dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from civetta.checkpoint.quant import QuantTensor
 
 
 class MappedRows:

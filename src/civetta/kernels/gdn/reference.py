@@ -61,9 +61,14 @@ def gdn_chunks(
         stop = min(start + GDN_CHUNK, rows)
         part = slice(start, stop)
         q, k = (_spread(_unit(x[part]), value_heads, tiled) for x in (q_THA, k_THA))
-        tensors = [_by_head(x) for x in (q, k, v_TVA[part].float())]
-        gates = [_gate_by_head(x[part]) for x in (log_decay_TV, beta_TV)]
-        out_VCA, state = chunk_step(*tensors, *gates, state)
+        out_VCA, state = chunk_step(
+            _by_head(q),
+            _by_head(k),
+            _by_head(v_TVA[part].float()),
+            _gate_by_head(log_decay_TV[part]),
+            _gate_by_head(beta_TV[part]),
+            state,
+        )
         if stop == fold:
             folded = state
         if stop > first_new:

@@ -7,12 +7,16 @@ over the tiles keeps 80 % of a flat product's speed at 16 rows (160 against 198 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from civetta.checkpoint.quant import QuantTensor, Weight
 from civetta.kernels.dequant.reference import dequantize
+
+if TYPE_CHECKING:
+    from civetta.checkpoint.quant import QuantTensor, Weight
 
 TILE_ROWS = 16
 """Rows of one tile of a product."""
@@ -31,9 +35,7 @@ def matmul(x_TK: Tensor, w: Weight, dtype: torch.dtype) -> Tensor:
     x_tiles = x_TK.new_zeros((tiles * TILE_ROWS, cols), dtype=torch.float32)
     x_tiles[:rows] = x_TK
     x_tiles = x_tiles.view(tiles, TILE_ROWS, cols)
-    parts = [
-        torch.bmm(x_tiles, w_NK.t().expand(tiles, -1, -1)) for w_NK in _blocks(w, x_TK.dtype)
-    ]
+    parts = [torch.bmm(x_tiles, w_NK.t().expand(tiles, -1, -1)) for w_NK in _blocks(w, x_TK.dtype)]
     y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     return y.reshape(tiles * TILE_ROWS, -1)[:rows, : w.shape[0]].to(dtype)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from civetta.checkpoint.quant import Weight
 from civetta.kernels.matmul.reference import matmul
-from civetta.kernels.ops import ExpertWeights
 from civetta.kernels.residual.reference import swiglu
+
+if TYPE_CHECKING:
+    from civetta.checkpoint.quant import Weight
+    from civetta.kernels.ops import ExpertWeights
 
 
 def route(logits_TE: Tensor, experts_a_token: int) -> tuple[Tensor, Tensor]:

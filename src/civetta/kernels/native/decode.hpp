@@ -295,31 +295,61 @@ static int64_t block_values(civetta::Format format) {
     return values;
 }
 
+// The rows of a panel; past the matrix's end the last one again.
+struct Rows {
+    Row row[civetta::PANEL];
+    explicit Rows(const Matrix& w, int64_t n) {
+        for (int64_t r = 0; r < civetta::PANEL; ++r) row[r] = Row(w, n + r < w.rows ? n + r : w.rows - 1);
+    }
+    const Row& operator[](int64_t r) const { return row[r]; }
+};
+
+// Asks for blocks [b0, b1) of the next panel's rows: short stretches of eight rows are too little for
+// the processor to see where they lead.
 template <class F>
+CIVETTA_INLINE void prefetch_blocks(const Matrix& w, int64_t n, int64_t b0, int64_t b1) {
+    for (int64_t row = n; row < n + civetta::PANEL && row < w.rows; ++row) {
+        const uint8_t* bytes = w.data + row * w.row_stride;
+        for (int64_t at = b0 * F::BYTES; at < b1 * F::BYTES; at += 64) __builtin_prefetch(bytes + at, 0, 2);
+    }
+}
+
+template <class F, bool ROUND>
 CIVETTA_INLINE void decode_block(const Row& row, const uint8_t* b, int64_t block, float* out) {
     constexpr int VECTORS = F::VALUES / F::SUBS / WIDTH;
     F f;
     f.open(row, b, block);
     for (int s = 0; s < F::SUBS; ++s) {
-        CIVETTA_UNROLL for (int i = 0; i < VECTORS; ++i) store(out + (s * VECTORS + i) * WIDTH, f.value(s, i));
+        CIVETTA_UNROLL for (int i = 0; i < VECTORS; ++i) {
+            const vf v = f.value(s, i);
+            store(out + (s * VECTORS + i) * WIDTH, ROUND ? round_lanes(v) : v);
+        }
     }
 }
 
-// out[0, count) = w[n, k0 .. k0 + count); k0 is a whole number of blocks.
-static void decode(const Matrix& w, int64_t n, int64_t k0, int64_t count, float* out) {
-    const Row row(w, n);
+template <class F, bool ROUND>
+static void decode_as(const Matrix& w, int64_t n, int64_t k0, int64_t count, float* out, int64_t stride) {
+    const Rows rows(w, n);
+    const int64_t b0 = k0 / F::VALUES, b1 = b0 + count / F::VALUES, rest = count % F::VALUES;
+    prefetch_blocks<F>(w, n + civetta::PANEL, b0, b1);
+    for (int64_t b = b0; b < b1; ++b, out += F::VALUES) {
+        for (int64_t r = 0; r < civetta::PANEL; ++r) {
+            decode_block<F, ROUND>(rows[r], rows[r].data + b * F::BYTES, b, out + r * stride);
+        }
+    }
+    for (int64_t r = 0; r < civetta::PANEL && rest > 0; ++r) {  // a row's end, in a block of its own
+        uint8_t bytes[F::BYTES] = {};
+        float values[F::VALUES];
+        std::memcpy(bytes, rows[r].data + b1 * F::BYTES, rest * F::BYTES / F::VALUES);
+        decode_block<F, ROUND>(rows[r], bytes, b1, values);
+        std::memcpy(out + r * stride, values, rest * sizeof(float));
+    }
+}
+
+static void decode(const Matrix& w, bool round, int64_t n, int64_t k0, int64_t count, float* out, int64_t stride) {
     visit(w.format, [&]<class F>() {
-        int64_t block = k0 / F::VALUES;
-        for (; count >= F::VALUES; count -= F::VALUES, out += F::VALUES, ++block) {
-            decode_block<F>(row, row.data + block * F::BYTES, block, out);
-        }
-        if (count > 0) {  // of a plain type: the end of a row in a block of its own
-            uint8_t bytes[F::BYTES] = {};
-            float values[F::VALUES];
-            std::memcpy(bytes, row.data + block * F::BYTES, count * (F::BYTES / F::VALUES));
-            decode_block<F>(row, bytes, block, values);
-            std::memcpy(out, values, count * sizeof(float));
-        }
+        if (round && w.format != civetta::Format::BF16) return decode_as<F, true>(w, n, k0, count, out, stride);
+        decode_as<F, false>(w, n, k0, count, out, stride);
     });
 }
 

@@ -30,11 +30,13 @@ struct Matrix {
 struct Kernels {
     const char* name;
     int64_t (*block_values)(Format format);
-    // out[0, count) = w[row, k0 .. k0 + count) as float32; k0 is a multiple of CHUNK.
-    void (*decode)(const Matrix& w, int64_t row, int64_t k0, int64_t count, float* out);
-    // c[n] += x . w[n0 + n], n < PANEL, the weights rounded to bfloat16 if so told; w.cols is a whole
-    // number of blocks.
-    void (*dots)(const Matrix& w, bool round, int64_t n0, const float* x, float* c);
+    // out[r * stride + k - k0] = w[n + r, k] as float32 for r < PANEL and k in [k0, k0 + count), k0 a
+    // multiple of CHUNK; past the last row that one again. `round`: rounded to bfloat16.
+    void (*decode)(const Matrix& w, bool round, int64_t n, int64_t k0, int64_t count, float* out, int64_t stride);
+    // c[t * ldc + r] += x[t] . w[n + r], r < PANEL, for one to three rows, all columns; w.cols is a
+    // whole number of blocks.
+    void (*dots)(const Matrix& w, bool round, int64_t n, const float* const* x, int64_t rows, float* c,
+                 int64_t ldc);
     // c[t * ldc + n] += the dot product of x[t][k0 ..] and w[n], n < PANEL, over `count` columns, a
     // multiple of LANES.
     void (*tiles)(const float* const* x, int64_t rows, int64_t k0, const float* const* w,

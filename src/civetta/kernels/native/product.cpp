@@ -14,8 +14,8 @@ constexpr int64_t LAUNCH_ROWS = 1024;   // x rows that one decoding of the weigh
 constexpr int64_t DIRECT_ROWS = 12;     // up to this many, float32 weights are read in place
 constexpr int64_t TASKS_A_THREAD = 6;   // so that a thread that starts late costs little
 constexpr int64_t INLINE_WORK = 60000;  // multiply-adds below which waking a thread does not pay
-constexpr int64_t PANEL_FLOATS = PANEL * (CHUNK + LANES);
-constexpr int64_t SPAN = 32 * CHUNK;  // columns of a panel that are decoded at one time
+constexpr int64_t PANEL_STRIDE = CHUNK + LANES;  // floats between panel rows, off one cache set
+constexpr int64_t PANEL_FLOATS = PANEL * PANEL_STRIDE;
 
 thread_local Scratch panel_scratch, block_scratch;
 
@@ -24,24 +24,20 @@ bool readable_in_place(const Matrix& w, bool bf16) {
     return w.format == Format::F32 && !bf16 && aligned && w.cols % LANES == 0;
 }
 
-// Points `out` at PANEL rows of float32 weights from column k0 on: `count` columns decoded into
-// `buffer`, or the stored rows themselves when there is none. Rows past the matrix's end repeat the
-// last one; their products are not used.
+// Points `out` at PANEL rows of float32 weights, columns [k0, k0 + count), decoded into `buffer` or,
+// when there is none, where they lie. Past the matrix's end they repeat; those products are not used.
 void prepare_panel(const Kernels& kernels, const Matrix& w, bool bf16, int64_t n, int64_t k0, int64_t count,
                    float* buffer, const float** out) {
-    const int64_t valid = std::min(PANEL, w.rows - n);
-    const int64_t stride = round_up(count, LANES) + LANES;  // the extra keeps rows off one cache set
-    for (int64_t r = 0; r < PANEL; ++r) {
-        if (r >= valid) {
-            out[r] = out[valid - 1];
-        } else if (buffer == nullptr) {
-            out[r] = reinterpret_cast<const float*>(w.data + (n + r) * w.row_stride) + k0;
-        } else {
-            float* row = buffer + r * stride;
-            kernels.decode(w, n + r, k0, count, row);
-            if (bf16 && w.format != Format::BF16) kernels.round_bf16(row, count);
-            std::fill(row + count, row + round_up(count, LANES), 0.f);
-            out[r] = row;
+    if (buffer != nullptr) {
+        kernels.decode(w, bf16, n, k0, count, buffer, PANEL_STRIDE);
+        for (int64_t r = 0; r < PANEL; ++r) {
+            out[r] = buffer + r * PANEL_STRIDE;
+            std::fill(buffer + r * PANEL_STRIDE + count, buffer + r * PANEL_STRIDE + round_up(count, LANES), 0.f);
+        }
+    } else {
+        for (int64_t r = 0; r < PANEL; ++r) {
+            const int64_t row = std::min(n + r, w.rows - 1);
+            out[r] = reinterpret_cast<const float*>(w.data + row * w.row_stride) + k0;
         }
     }
 }
@@ -55,24 +51,17 @@ void prefetch_panel(const Matrix& w, int64_t n, int64_t k0, int64_t count) {
     }
 }
 
-// Few rows: each row of a panel is decoded from end to end, since memory is fast only when it is
-// read in one long stream.
 void multiply_few(const Kernels& kernels, const Matrix& w, bool bf16, const float* const* x,
                   int64_t rows, int64_t n0, int64_t n1, float* c, int64_t ldc) {
     const bool direct = rows <= DIRECT_ROWS && readable_in_place(w, bf16);
-    const int64_t span = std::min(w.cols, SPAN);
-    float* buffer = direct ? nullptr : panel_scratch.get(PANEL * (round_up(span, LANES) + LANES));
-    const float *panel[PANEL], *at[PANEL];
+    float* buffer = direct ? nullptr : panel_scratch.get(PANEL_FLOATS);
+    const float* panel[PANEL];
     for (int64_t n = n0; n < n1; n += PANEL) {
-        for (int64_t s0 = 0; s0 < w.cols; s0 += span) {
-            const int64_t s1 = std::min(s0 + span, w.cols);
-            prepare_panel(kernels, w, bf16, n, s0, s1 - s0, buffer, panel);
-            for (int64_t k0 = s0; k0 < s1; k0 += CHUNK) {
-                const int64_t count = std::min(CHUNK, s1 - k0);
-                if (direct) prefetch_panel(w, n + PANEL, k0, count);
-                for (int64_t r = 0; r < PANEL; ++r) at[r] = panel[r] + (k0 - s0);
-                kernels.tiles(x, rows, k0, at, round_up(count, LANES), c + (n - n0), ldc);
-            }
+        for (int64_t k0 = 0; k0 < w.cols; k0 += CHUNK) {
+            const int64_t count = std::min(CHUNK, w.cols - k0);
+            if (direct) prefetch_panel(w, n + PANEL, k0, count);
+            prepare_panel(kernels, w, bf16, n, k0, count, buffer, panel);
+            kernels.tiles(x, rows, k0, panel, round_up(count, LANES), c + (n - n0), ldc);
         }
     }
 }
@@ -171,8 +160,8 @@ void Input::take(const Kernels& kernels, const Tensor& x, int64_t first, int64_t
 void multiply(const Kernels& kernels, const Matrix& w, bool bf16, const float* const* x, int64_t rows,
               int64_t n0, int64_t n1, float* c, int64_t ldc) {
     std::fill(c, c + rows * ldc, 0.f);
-    if (rows == 1 && !readable_in_place(w, bf16) && w.cols % kernels.block_values(w.format) == 0) {
-        for (int64_t n = n0; n < n1; n += PANEL) kernels.dots(w, bf16, n, x[0], c + (n - n0));
+    if (rows <= 3 && !readable_in_place(w, bf16) && w.cols % kernels.block_values(w.format) == 0) {
+        for (int64_t n = n0; n < n1; n += PANEL) kernels.dots(w, bf16, n, x, rows, c + (n - n0), ldc);
         return;
     }
     if (rows <= BLOCK_ROWS) return multiply_few(kernels, w, bf16, x, rows, n0, n1, c, ldc);

@@ -62,35 +62,26 @@ static void tile(const float* const* x, const float* const* w, int64_t count, fl
 #endif
 }
 
-// Asks for blocks [b0, b1) of the next panel's rows: short stretches of eight rows are too little for
-// the processor to see where they lead.
-template <class F>
-CIVETTA_INLINE void prefetch_blocks(const civetta::Matrix& w, int64_t n, int64_t b0, int64_t b1) {
-    for (int64_t row = n; row < n + PANEL && row < w.rows; ++row) {
-        const uint8_t* bytes = w.data + row * w.row_stride;
-        for (int64_t at = b0 * F::BYTES; at < b1 * F::BYTES; at += 64) __builtin_prefetch(bytes + at, 0, 2);
-    }
-}
-
-// One x row: weights are decoded in registers, DOTS rows abreast. A format's values come in column
+// Few x rows: weights are decoded in registers, DOTS rows abreast. A format's values come in column
 // order, so each lane meets the same products in the same order as from a decoded panel.
-template <class F, bool ROUND>
-static void dots_as(const civetta::Matrix& w, int64_t n, const float* x, float* c) {
+template <class F, bool ROUND, int ROWS>
+static void dots_as(const Matrix& w, int64_t n, const float* const* x, float* c, int64_t ldc) {
     constexpr int VECTORS = F::VALUES / F::SUBS / WIDTH, PARTS = LANES / WIDTH;
     constexpr int64_t STEP = civetta::CHUNK / F::VALUES;
     const int64_t blocks = w.cols / F::VALUES;
-    Row rows[PANEL];
-    for (int64_t r = 0; r < PANEL; ++r) rows[r] = Row(w, n + r < w.rows ? n + r : w.rows - 1);
+    const Rows rows(w, n);
     for (int64_t b0 = 0; b0 < blocks; b0 += STEP) {
         const int64_t b1 = b0 + STEP < blocks ? b0 + STEP : blocks;
         prefetch_blocks<F>(w, n + PANEL, b0, b1);
 #if !defined(__AVX512F__)
-        alignas(64) float lanes[PANEL][LANES];
+        alignas(64) float lanes[ROWS][PANEL][LANES];
 #endif
         for (int g = 0; g < PANEL; g += DOTS) {
-            vf acc[DOTS][PARTS];
-            CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
-                CIVETTA_UNROLL for (int p = 0; p < PARTS; ++p) acc[r][p] = vf{};
+            vf acc[ROWS][DOTS][PARTS];
+            CIVETTA_UNROLL for (int t = 0; t < ROWS; ++t) {
+                CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
+                    CIVETTA_UNROLL for (int p = 0; p < PARTS; ++p) acc[t][r][p] = vf{};
+                }
             }
             for (int64_t b = b0; b < b1; ++b) {
                 F f[DOTS];
@@ -98,38 +89,51 @@ static void dots_as(const civetta::Matrix& w, int64_t n, const float* x, float* 
                     f[r].open(rows[g + r], rows[g + r].data + b * F::BYTES, b);
                 }
                 for (int s = 0; s < F::SUBS; ++s) {
-                    const float* xs = x + b * F::VALUES + s * VECTORS * WIDTH;
-                    vf xv[VECTORS];
-                    CIVETTA_UNROLL for (int i = 0; i < VECTORS; ++i) xv[i] = load(xs + i * WIDTH);
-                    CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
-                        CIVETTA_UNROLL for (int i = 0; i < VECTORS; ++i) {
-                            const vf v = f[r].value(s, i);
-                            acc[r][i % PARTS] = fma(xv[i], ROUND ? round_lanes(v) : v, acc[r][i % PARTS]);
+                    const int64_t k = b * F::VALUES + s * VECTORS * WIDTH;
+                    CIVETTA_UNROLL for (int i = 0; i < VECTORS; ++i) {
+                        vf xv[ROWS];
+                        CIVETTA_UNROLL for (int t = 0; t < ROWS; ++t) xv[t] = load(x[t] + k + i * WIDTH);
+                        CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
+                            vf v = f[r].value(s, i);
+                            if (ROUND) v = round_lanes(v);
+                            CIVETTA_UNROLL for (int t = 0; t < ROWS; ++t) {
+                                acc[t][r][i % PARTS] = fma(xv[t], v, acc[t][r][i % PARTS]);
+                            }
                         }
                     }
                 }
             }
+            CIVETTA_UNROLL for (int t = 0; t < ROWS; ++t) {
 #if defined(__AVX512F__)
-            vf sums[DOTS];
-            CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) sums[r] = acc[r][0];
-            store8(c, load8(c) + fold(sums));
+                vf sums[DOTS];
+                CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) sums[r] = acc[t][r][0];
+                store8(c + t * ldc, load8(c + t * ldc) + fold(sums));
 #else
-            for (int r = 0; r < DOTS; ++r) {
-                CIVETTA_UNROLL for (int p = 0; p < PARTS; ++p) store(&lanes[g + r][p * WIDTH], acc[r][p]);
-            }
+                CIVETTA_UNROLL for (int r = 0; r < DOTS; ++r) {
+                    CIVETTA_UNROLL for (int p = 0; p < PARTS; ++p) {
+                        store(&lanes[t][g + r][p * WIDTH], acc[t][r][p]);
+                    }
+                }
 #endif
+            }
         }
 #if !defined(__AVX512F__)
-        store8(c, load8(c) + fold(lanes));
+        for (int t = 0; t < ROWS; ++t) store8(c + t * ldc, load8(c + t * ldc) + fold(lanes[t]));
 #endif
     }
 }
 
-static void dots(const civetta::Matrix& w, bool round, int64_t n, const float* x, float* c) {
-    const bool rounds = round && w.format != civetta::Format::BF16;  // nothing to round there
+template <class F, bool ROUND>
+static void dots_of(const Matrix& w, int64_t n, const float* const* x, int64_t rows, float* c, int64_t ldc) {
+    if (rows == 1) return dots_as<F, ROUND, 1>(w, n, x, c, ldc);
+    if (rows == 2) return dots_as<F, ROUND, 2>(w, n, x, c, ldc);
+    dots_as<F, ROUND, 3>(w, n, x, c, ldc);
+}
+
+static void dots(const Matrix& w, bool round, int64_t n, const float* const* x, int64_t rows, float* c, int64_t ldc) {
     visit(w.format, [&]<class F>() {
-        if (rounds) return dots_as<F, true>(w, n, x, c);
-        dots_as<F, false>(w, n, x, c);
+        if (round && w.format != civetta::Format::BF16) return dots_of<F, true>(w, n, x, rows, c, ldc);
+        dots_of<F, false>(w, n, x, rows, c, ldc);
     });
 }
 

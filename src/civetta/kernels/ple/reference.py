@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from civetta.kernels.elementwise import sigmoid
 from civetta.kernels.residual.reference import rms_norm
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def ple_gate(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from civetta.checkpoint.quant import Weight
 from civetta.kernels.elementwise import sigmoid, silu
 from civetta.kernels.matmul.reference import matmul
-from civetta.kernels.ops import HyperWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from civetta.checkpoint.quant import Weight
+    from civetta.kernels.ops import HyperWeights
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

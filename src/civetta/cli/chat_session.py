@@ -1,0 +1,190 @@
+"""The conversation behind `civetta chat` and its /commands; no terminal and no engine here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from civetta.chat.message import Conversation, Message, text_message
+from civetta.config import nearest
+from civetta.errors import CivettaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from civetta.chat.template import TemplateOptions
+    from civetta.engine.client import ReplyEnd
+
+FORMAT = "civetta-chat-1"
+HELP = """\
+/help             show this list
+/think MODE       on, off, low, medium or xhigh
+/system TEXT      set the system message; off removes it, no text shows it
+/retry            ask the last question again
+/clear            forget the conversation (the system message stays)
+/save FILE        write the conversation to FILE
+/load FILE        continue the conversation in FILE
+/stats            figures of the last reply
+/quit             leave (so does Ctrl+D); Ctrl+C stops a reply"""
+
+
+class CommandFault(CivettaError):
+    """A /command that cannot be carried out; the conversation goes on."""
+
+    code = "command"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a line of input leads to: a note to show, a question to answer, the end."""
+
+    note: str = ""
+    ask: bool = False
+    leave: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatSession:
+    """Messages so far and how to ask for the next one."""
+
+    template: TemplateOptions
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    last: ReplyEnd | None = None
+    figures: str = ""
+
+    def conversation(self) -> Conversation:
+        """The system message, if any, and what was said."""
+        head = [] if self.system is None else [text_message("system", self.system)]
+        return Conversation(messages=tuple(head + self.messages))
+
+    def take(self, line: str) -> Outcome:
+        """Handle one line of input. Raises CommandFault for a command that cannot be carried out.
+
+        A line that starts with a slash is a command; two slashes begin a text with one.
+        """
+        if not line.startswith("/") or line.startswith("//"):
+            text = line.removeprefix("/") if line.startswith("//") else line
+            if not text.strip():
+                return Outcome()
+            self.messages.append(text_message("user", text))
+            return Outcome(ask=True)
+        name, _, argument = line[1:].partition(" ")
+        command = self._commands().get(name)
+        if command is None:
+            near = nearest(name, self._commands())
+            cure = f"did you mean /{near}?" if near else "/help lists the commands."
+            raise CommandFault(f"Unknown command /{name}: {cure}")
+        return command(argument.strip())
+
+    def answered(self, end: ReplyEnd, figures: str) -> None:
+        """Add the reply, or what there is of a stopped one, to the conversation."""
+        self.last, self.figures = end, figures
+        self.messages.append(
+            text_message("assistant", end.content, reasoning=end.reasoning or None)
+        )
+
+    def failed(self) -> None:
+        """Take the question back that could not be answered."""
+        assert self.messages[-1].role == "user", "a question was asked"
+        self.messages.pop()
+
+    def _commands(self) -> dict[str, Callable[[str], Outcome]]:
+        return {
+            "help": lambda _: Outcome(note=HELP),
+            "quit": lambda _: Outcome(leave=True),
+            "exit": lambda _: Outcome(leave=True),
+            "clear": self._clear,
+            "system": self._system,
+            "think": self._think,
+            "retry": self._retry,
+            "stats": lambda _: Outcome(note=self.figures or "There is no reply yet."),
+            "save": self._save,
+            "load": self._load,
+        }
+
+    def _clear(self, _: str) -> Outcome:
+        self.messages.clear()
+        return Outcome(note="The conversation is forgotten.")
+
+    def _system(self, text: str) -> Outcome:
+        if text == "off":
+            self.system = None
+            return Outcome(note="There is no system message now.")
+        if text:
+            self.system = text
+            return Outcome(note="The system message is set.")
+        return Outcome(note=self.system or "There is no system message.")
+
+    def _think(self, mode: str) -> Outcome:
+        switches = {"on": True, "off": False}
+        if mode in switches:
+            self.template = replace(
+                self.template, enable_thinking=switches[mode], reasoning_effort="auto"
+            )
+        elif mode in ("low", "medium", "xhigh"):
+            self.template = replace(self.template, enable_thinking=True, reasoning_effort=mode)
+        else:
+            raise CommandFault("/think takes on, off, low, medium or xhigh.")
+        return Outcome(note=f"Thinking: {mode}.")
+
+    def _retry(self, _: str) -> Outcome:
+        asked = [index for index, item in enumerate(self.messages) if item.role == "user"]
+        if not asked:
+            raise CommandFault("There is no question to ask again.")
+        del self.messages[asked[-1] + 1 :]
+        return Outcome(ask=True)
+
+    def _save(self, name: str) -> Outcome:
+        path = _path(name, "save")
+        document = {
+            "format": FORMAT,
+            "system": self.system,
+            "messages": [
+                {"role": item.role, "content": item.text, "reasoning": item.reasoning}
+                for item in self.messages
+            ],
+        }
+        written = path.with_name(path.name + ".tmp")
+        try:
+            written.write_text(json.dumps(document, ensure_ascii=False, indent=1), "utf-8")
+            written.replace(path)
+        except OSError as error:
+            raise CommandFault(f"Cannot write {path}: {error.strerror}.") from error
+        return Outcome(note=f"{len(self.messages)} messages are in {path}.")
+
+    def _load(self, name: str) -> Outcome:
+        path = _path(name, "load")
+        try:
+            self.system, self.messages = _read(path)
+        except OSError as error:
+            raise CommandFault(f"Cannot read {path}: {error.strerror}.") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CommandFault(f"{path} is not a conversation that /save wrote.") from error
+        return Outcome(note=f"{len(self.messages)} messages are loaded.")
+
+
+def _path(name: str, command: str) -> Path:
+    if not name:
+        raise CommandFault(f"/{command} takes the name of a file.")
+    return Path(name).expanduser()
+
+
+def _read(path: Path) -> tuple[str | None, list[Message]]:
+    """The system message and the messages in a saved file; ValueError and others when it is none."""
+    document = json.loads(path.read_text("utf-8"))
+    system = document["system"]
+    if document["format"] != FORMAT or not isinstance(system, str | None):
+        raise ValueError
+    return system, [_message(item) for item in document["messages"]]
+
+
+def _message(item: Any) -> Message:
+    role, content, reasoning = item["role"], item["content"], item["reasoning"]
+    if role not in ("user", "assistant") or not isinstance(content, str):
+        raise ValueError
+    if not isinstance(reasoning, str | None):
+        raise TypeError
+    return text_message(role, content, reasoning=reasoning)
