@@ -54,11 +54,11 @@ class Peer:
         build = ["c++", "-O1", "-std=c++17", str(HERE / "logits.cpp"), *flags]
         _run([*build, "-lllama", "-lggml", "-lggml-base", "-o", str(self.program)])
 
-    def convert(self, model: Path, kind: str, *, raw_config: bool = True) -> Path:
-        out = self.work / f"{model.name}-{kind}{'' if raw_config else '-as-saved'}.gguf"
-        command = [sys.executable, str(HERE / "llama_cpp_convert.py"), "--type", kind]
-        command += ["--llama-cpp", str(self.source), str(model), str(out)]
-        _run([*command, *(["--raw-config"] if raw_config else [])])
+    def convert(self, model: Path, kind: str, *flags: str) -> Path:
+        """A GGUF of `model`; `flags` are those of llama_cpp_convert.py."""
+        out = self.work / f"{'-'.join([model.name, kind, *flags])}.gguf"
+        command = [sys.executable, str(HERE / "llama_cpp_convert.py"), "--type", kind, *flags]
+        _run([*command, "--llama-cpp", str(self.source), str(model), str(out)])
         return out
 
     def logits(self, file: Path, ids: list[int], launch_tokens: int | None = None) -> torch.Tensor:
@@ -150,7 +150,7 @@ def check(form: str, peer: Peer, ids: list[int], seed: int) -> list[str]:
     wanted = transformers_logits(model, ids)
     ours = civetta_logits(folder, ids)
     report.row("civetta safetensors vs transformers", ours, wanted, dense=TIGHT, sparse=TIGHT)
-    files = {kind: peer.convert(folder, kind) for kind in TYPES}
+    files = {kind: peer.convert(folder, kind, "--raw-config") for kind in TYPES}
     civetta = {kind: civetta_logits(file, ids) for kind, file in files.items()}
     llama = {kind: peer.logits(file, ids) for kind, file in files.items()}
     for kind in TYPES:
@@ -162,11 +162,17 @@ def check(form: str, peer: Peer, ids: list[int], seed: int) -> list[str]:
         report.row(f"llama.cpp {kind} vs civetta {kind}", llama[kind], civetta[kind], dense=tight)
     llama_alone(report, peer, model, files, llama, wanted, ids)
     rounded = rounded_weights(report, peer, model, files["q8_0"], civetta, llama, ids)
-    saved = peer.convert(folder, "f32", raw_config=False)
+    fused = civetta_logits(peer.convert(folder, "f32", "--raw-config", "--fuse"), ids)
+    report.row("civetta f32, gate and up fused", fused, civetta["f32"], dense=0.0, sparse=0.0)
+    saved = peer.convert(folder, "f32")
     again = civetta_logits(saved, ids)
     name = "f32, config as saved vs raw config"
     report.row(f"civetta {name}", again, civetta["f32"], dense=0.0, sparse=0.0)
     report.row(f"llama.cpp {name}", peer.logits(saved, ids), llama["f32"], dense=TIGHT)
+    config = folder / "config.json"
+    config.write_text(config.read_text("utf-8").replace("indexed_attention", "full_attention"))
+    name = "civetta safetensors, full_attention vs indexed_attention"
+    report.row(name, civetta_logits(folder, ids), ours, dense=0.0, sparse=0.0)
     print(f"\n{rounded} tensors rounded to Q8_0. Compress ratios: {ratios(files['f32'])} from the")
     print(f"raw config, {ratios(saved)} from the config as saved.")
     print("\nllama.cpp f32 vs civetta f32 past the budget:")
@@ -211,7 +217,7 @@ def rounded_weights(
     name = "civetta q8_0 vs transformers, weights rounded to Q8_0"
     wanted = transformers_logits(model, ids)
     report.row(name, civetta["q8_0"], wanted, dense=TIGHT, sparse=TIGHT)
-    f32 = peer.logits(peer.convert(twin, "f32"), ids)
+    f32 = peer.logits(peer.convert(twin, "f32", "--raw-config"), ids)
     name = "llama.cpp f32 of the rounded weights vs civetta q8_0"
     report.row(name, f32, civetta["q8_0"], dense=TIGHT)
     report.row("llama.cpp q8_0 vs llama.cpp f32 of the rounded weights", llama["q8_0"], f32)

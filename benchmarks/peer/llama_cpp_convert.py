@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--llama-cpp", type=Path, required=True, help="source folder of llama.cpp")
     parser.add_argument("--raw-config", action="store_true")
+    parser.add_argument("--fuse", action="store_true", help="gate and up experts in one tensor")
     parser.add_argument("--type", choices=("f32", "bf16", "q8_0"), required=True)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
@@ -35,15 +36,15 @@ def main() -> None:
     if args.raw_config:
         ModelBase.load_hparams = staticmethod(_raw_config)
     sys.argv = ["convert", str(args.model), "--outtype", args.type, "--outfile", str(args.out)]
+    sys.argv += ["--fuse-gate-up-exps"] if args.fuse else []
     converter.main()
 
 
 def _raw_config(folder: Path, _mistral: bool) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     text = config.get("text_config", config)
-    text["layer_types"] = [
-        "full_attention" if word == "indexed_attention" else word for word in text["layer_types"]
-    ]
+    words = text["layer_types"]
+    text["layer_types"] = ["full_attention" if w == "indexed_attention" else w for w in words]
     return config
 
 

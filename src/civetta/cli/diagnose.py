@@ -80,7 +80,7 @@ def check_torch() -> Check:
             name="torch", ok=False, detail=f"{error}: install it with pip install 'civetta[cpu]'."
         )
     facts = {
-        "version": torch.__version__,
+        "version": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
@@ -120,6 +120,8 @@ def check_model(path: str | None) -> Check:
         checked = build.check_checkpoint(where)
     except CivettaError as error:
         return Check(name="model", ok=False, detail=f"error[{error.code}]: {error.message}")
+    except OSError as error:
+        return Check(name="model", ok=False, detail=f"Cannot write the embedded model: {error}.")
     facts = {
         "path": str(where),
         "kind": checked.checkpoint.kind,

@@ -25,10 +25,12 @@ def settings_command(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of `topics`, `--config` and logging; -vv shows tracebacks.
 
+    A topic is one of `options.TOPICS`, or a single setting of it as `topic.name`.
+
     The function is called with the resolved `Settings` first. `defaults` are the command's own,
     weaker than environment and file; `log_level` is what it logs when no flag says otherwise.
     """
-    offered = [item for topic in (*topics, "log") for item in settings_of(topic)]
+    offered = [item for topic in (*topics, "log") for item in _offered(topic)]
     own = dict(defaults or {})
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +67,11 @@ def settings_command(
 def level_of(settings: Settings) -> int:
     """How talkative the command is: 0, 1 (-v) or 2 (-vv, --debug)."""
     return 2 if settings.log.debug else settings.log.verbose
+
+
+def _offered(topic: str) -> list[Setting]:
+    name, _, single = topic.partition(".")
+    return [item for item in settings_of(name) if single in ("", item.name)]
 
 
 def _click_option(item: Setting, default: object) -> Callable[[Any], Any]:

@@ -44,7 +44,9 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
     "--no-display-prompt", is_flag=True, help="With --raw: print what follows the prompt only."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when it is done.")
-@settings_command("model", "sampling", "reasoning", defaults={"max_tokens": 128})
+@settings_command(
+    "model", "sampling", "reasoning", "engine.prefill_batch", defaults={"max_tokens": 128}
+)
 def prompt(
     settings: Settings,
     text: str | None,

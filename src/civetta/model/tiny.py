@@ -17,6 +17,7 @@ import numpy as np
 
 from civetta.chat.vocabulary import byte_alphabet
 from civetta.config import read_cache_folder
+from civetta.errors import CheckpointNotFound
 from civetta.ngram.hash import make_hash
 
 if TYPE_CHECKING:
@@ -338,20 +339,31 @@ def default_model_path(cache: Path | None = None) -> Path:
     """Folder of the model that runs when none is named; written under `cache` on first use.
 
     `cache` None is the user's own cache folder. Processes that start at once may all write it:
-    each writes its own copy and the first rename wins. Raises OSError when nothing can be written.
+    each writes its own copy and the first rename wins. Raises CheckpointNotFound when the folder
+    cannot be written.
     """
     parent = (read_cache_folder() if cache is None else cache) / "civetta"
     folder = parent / _FOLDER
     if folder.is_dir():
         return folder
-    parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-", dir=parent))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-", dir=parent))
+        _write_and_rename(fresh, folder)
+    except OSError as error:
+        raise CheckpointNotFound(
+            f"The built-in model cannot be written to {parent}: {error.strerror or error}. Name a"
+            " model with -m, or set XDG_CACHE_HOME to a folder that can be written."
+        ) from error
+    return folder
+
+
+def _write_and_rename(fresh: Path, folder: Path) -> None:
     try:
         write_tiny(fresh)
         os.replace(fresh, folder)  # noqa: PTH105  # refuses a folder with files in it
     except OSError:
-        if not folder.is_dir():
+        if not folder.is_dir():  # else another process was first
             raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return folder

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 TILE_ROWS = 16
 """Rows of one tile of a product."""
 
-FEWEST_OUTPUTS = 8
+FEWEST_OUTPUTS = 16
 """Outputs that a product has at least; further ones are computed and dropped."""
+
+WIDTH_STEP = 16
+"""The inner dimension is a multiple of it; the rest is zeros."""
 
 BLOCK_VALUES = 1 << 24
 """Values of a stored weight that are expanded at one time."""
@@ -32,9 +35,10 @@ def matmul(x_TK: Tensor, w: Weight, dtype: torch.dtype) -> Tensor:
     """y_TN = x w^T with operands in x's dtype and float32 accumulation; see `Ops.matmul`."""
     rows, cols = x_TK.shape
     tiles = -(-rows // TILE_ROWS)
-    x_tiles = x_TK.new_zeros((tiles * TILE_ROWS, cols), dtype=torch.float32)
-    x_tiles[:rows] = x_TK
-    x_tiles = x_tiles.view(tiles, TILE_ROWS, cols)
+    width = -(-cols // WIDTH_STEP) * WIDTH_STEP
+    x_tiles = x_TK.new_zeros((tiles * TILE_ROWS, width), dtype=torch.float32)
+    x_tiles[:rows, :cols] = x_TK
+    x_tiles = x_tiles.view(tiles, TILE_ROWS, width)
     parts = [torch.bmm(x_tiles, w_NK.t().expand(tiles, -1, -1)) for w_NK in _blocks(w, x_TK.dtype)]
     y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     return y.reshape(tiles * TILE_ROWS, -1)[:rows, : w.shape[0]].to(dtype)
@@ -55,10 +59,14 @@ def _blocks(w: Weight, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _widened(w_NK: Tensor) -> Tensor:
-    """At least FEWEST_OUTPUTS rows: libraries take a matrix-vector routine for a single one, whose
-    order of summation follows the tile."""
-    missing = FEWEST_OUTPUTS - w_NK.shape[0]
-    return w_NK if missing <= 0 else pad(w_NK, (0, 0, 0, missing))
+    """Padded to FEWEST_OUTPUTS rows and whole WIDTH_STEPs of columns.
+
+    Libraries take other routines for few outputs, and for rows that start at odd addresses; there a
+    row's bits follow its place in the tile.
+    """
+    rows, cols = w_NK.shape
+    missing = max(FEWEST_OUTPUTS - rows, 0), -cols % WIDTH_STEP
+    return w_NK if missing == (0, 0) else pad(w_NK, (0, missing[1], 0, missing[0]))
 
 
 def _row_blocks(w: QuantTensor) -> list[QuantTensor]:

@@ -85,7 +85,7 @@ void experts(const Kernels& kernels, const Experts& w, const Tensor& h, const in
 
         cut(groups, F, tasks);
         const Task* task = tasks.data();
-        parallel_for(static_cast<int64_t>(tasks.size()), [&, x, task](int64_t i) {
+        parallel_for(static_cast<int64_t>(tasks.size()), 2 * total * F * w.gate[0].cols, [&, x, task](int64_t i) {
             const auto [g, n0, n1] = task[i];
             const int64_t begin = groups.start[g], count = groups.start[g + 1] - begin;
             const int64_t e = groups.expert[g], ldc = round_up(n1 - n0, PANEL);
@@ -106,7 +106,7 @@ void experts(const Kernels& kernels, const Experts& w, const Tensor& h, const in
 
         cut(groups, D, tasks);
         task = tasks.data();
-        parallel_for(static_cast<int64_t>(tasks.size()), [&, x, task](int64_t i) {
+        parallel_for(static_cast<int64_t>(tasks.size()), total * D * F, [&, x, task](int64_t i) {
             const auto [g, n0, n1] = task[i];
             const int64_t begin = groups.start[g], count = groups.start[g + 1] - begin;
             const int64_t ldc = round_up(n1 - n0, PANEL);
@@ -126,7 +126,7 @@ void experts(const Kernels& kernels, const Experts& w, const Tensor& h, const in
                 }
             }
         };
-        parallel_for((height + 15) / 16, sum);
+        parallel_for((height + 15) / 16, total * D, sum);
     }
 }
 

@@ -16,6 +16,9 @@ namespace {
 // come closer together than that, and waking a sleeper costs more than a small product.
 constexpr int SPINS = 2000;
 
+// Work that takes about two microseconds: less does not pay for a second thread.
+constexpr int64_t ALONE = 60000;
+
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -134,11 +137,11 @@ void set_threads(int threads) { get_shared().wanted.store(threads < 1 ? 1 : thre
 
 int get_threads() { return get_shared().wanted.load(); }
 
-void parallel_for(int64_t count, const std::function<void(int64_t)>& task) {
+void parallel_for(int64_t count, int64_t work, const std::function<void(int64_t)>& task) {
     Shared& s = get_shared();
     const int wanted = s.wanted.load(std::memory_order_relaxed);
     std::unique_lock<std::mutex> lock(s.busy, std::defer_lock);
-    if (count < 2 || wanted < 2 || !lock.try_lock()) {
+    if (count < 2 || work < ALONE || wanted < 2 || !lock.try_lock()) {
         for (int64_t i = 0; i < count; ++i) task(i);
         return;
     }

@@ -11,9 +11,10 @@ namespace civetta {
 void set_threads(int threads);
 int get_threads();
 
-// Runs task(0 .. count - 1), each once, and returns when all are done. Tasks must not throw. When
-// another caller holds the pool, the tasks run on the calling thread alone.
-void parallel_for(int64_t count, const std::function<void(int64_t)>& task);
+// Runs task(0 .. count - 1), each once, and returns when all are done; tasks must not throw. `work` is
+// their sum in multiply-adds or values moved: too little, or another caller in the pool, and the tasks
+// run on the calling thread alone.
+void parallel_for(int64_t count, int64_t work, const std::function<void(int64_t)>& task);
 
 // Ends the threads; later calls run on their caller alone.
 void shut_down();

@@ -13,7 +13,6 @@ constexpr int64_t BLOCK_PANELS = 8;     // panels decoded together when x has mo
 constexpr int64_t LAUNCH_ROWS = 1024;   // x rows that one decoding of the weights serves at most
 constexpr int64_t DIRECT_ROWS = 12;     // up to this many, float32 weights are read in place
 constexpr int64_t TASKS_A_THREAD = 6;   // so that a thread that starts late costs little
-constexpr int64_t INLINE_WORK = 60000;  // multiply-adds below which waking a thread does not pay
 constexpr int64_t PANEL_STRIDE = CHUNK + LANES;  // floats between panel rows, off one cache set
 constexpr int64_t PANEL_FLOATS = PANEL * PANEL_STRIDE;
 
@@ -108,14 +107,6 @@ void cut(int64_t matrix, int64_t n, int64_t rows, int64_t threads, std::vector<T
     }
 }
 
-void run(int64_t work, const std::vector<Task>& tasks, const std::function<void(int64_t)>& task) {
-    if (work >= INLINE_WORK) {
-        parallel_for(static_cast<int64_t>(tasks.size()), task);
-    } else {
-        for (size_t i = 0; i < tasks.size(); ++i) task(static_cast<int64_t>(i));
-    }
-}
-
 void write_row(const Kernels& kernels, const float* values, int64_t count, const Tensor& y, int64_t t, int64_t n0) {
     if (y.bf16) {
         kernels.narrow(values, static_cast<uint16_t*>(y.data) + t * y.stride + n0, count);
@@ -129,7 +120,6 @@ void write_row(const Kernels& kernels, const float* values, int64_t count, const
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 void Input::take(const Kernels& kernels, const Tensor& x, int64_t first, int64_t rows, int64_t cols) {
-    bf16_ = x.bf16;
     rows_.resize(rows);
     // Rows a multiple of a page apart would compete for the same few cache sets.
     const bool crowded = rows > DIRECT_ROWS && x.stride % 1024 == 0;
@@ -154,7 +144,7 @@ void Input::take(const Kernels& kernels, const Tensor& x, int64_t first, int64_t
             std::fill(row + cols, row + padded, 0.f);
         }
     };
-    parallel_for((rows + 15) / 16, copy);
+    parallel_for((rows + 15) / 16, rows * cols, copy);
 }
 
 void multiply(const Kernels& kernels, const Matrix& w, bool bf16, const float* const* x, int64_t rows,
@@ -186,7 +176,7 @@ void matmul(const Kernels& kernels, std::span<const Matrix* const> w, const Tens
         // Workers have thread_local variables of their own: hand them ours.
         const float* const* x_rows = input.rows();
         const Task* task = tasks.data();
-        run(work, tasks, [&, x_rows, task](int64_t i) {
+        parallel_for(static_cast<int64_t>(tasks.size()), work, [&, x_rows, task](int64_t i) {
             const auto [matrix, n0, n1, t0, t1] = task[i];
             const int64_t ldc = round_up(n1 - n0, PANEL);
             float* c = block_scratch.get((t1 - t0) * ldc);

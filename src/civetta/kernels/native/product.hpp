@@ -43,12 +43,10 @@ class Input {
     // Takes rows [first, first + rows) of x: in place where they will do, else as copies.
     void take(const Kernels& kernels, const Tensor& x, int64_t first, int64_t rows, int64_t cols);
     const float* const* rows() const { return rows_.data(); }
-    bool bf16() const { return bf16_; }
 
   private:
     Scratch copies_;
     std::vector<const float*> rows_;
-    bool bf16_ = false;
 };
 
 int64_t round_up(int64_t value, int64_t step);
