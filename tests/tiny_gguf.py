@@ -6,8 +6,7 @@ The package that writes the files has no constants for this model, so the names 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -16,6 +15,9 @@ from gguf import GGUFValueType
 
 from civetta.model.tiny import MERGE, SPECIALS, special_id, tiny_vocabulary
 from tiny import ROOT, TABLE, Tensors, Tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def gguf_tensors(tiny: Tiny, *, fuse: bool = False) -> Tensors:

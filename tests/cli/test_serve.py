@@ -123,9 +123,15 @@ def test_a_client_that_hangs_up_frees_the_engine():
                     connection.recv(100)
                 else:
                     time.sleep(0.1)
+        with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="-", max_retries=0) as client:
+            question = [{"role": "user", "content": "Hi"}]
+            with client.chat.completions.create(
+                model="fake-model", messages=question, stream=True
+            ) as stream:
+                next(iter(stream))
         with serving._changed:
             cancelled = serving._changed.wait_for(
-                lambda: serving.lines.count("ENDED cancelled") == 2, 10
+                lambda: serving.lines.count("ENDED cancelled") == 3, 10
             )
         assert cancelled, serving.lines
         serving.line("status=499")
