@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 VOCAB, EOS, BUDGET, RATIO = 512, 7, 64, 4
 
 # Every row is a multiple of 32 values (Q8_0 blocks); 96 is no multiple of 256, like the real 640.
-TEXT = {
+TEXT: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 256,
     "num_hidden_layers": 4,
@@ -67,7 +67,7 @@ TEXT = {
     "eos_token_id": EOS,
     "tie_word_embeddings": False,
 }
-VISION = {
+VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -133,7 +133,8 @@ def random_model(form: str, seed: int) -> torch.nn.Module:
 def save(model: torch.nn.Module, folder: Path, dtype: torch.dtype) -> None:
     """transformers' own save_pretrained in `dtype`, with a byte-level tokenizer."""
     # A copy: casting a model there and back would leave its rotary frequencies rounded.
-    copy.deepcopy(model).to(dtype).save_pretrained(folder)
+    twin: Any = copy.deepcopy(model).to(dtype)
+    twin.save_pretrained(folder)
     words = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [("a", "b"), ("ab", "c")]  # llama.cpp refuses a file without any
     words |= {left + right: len(words) + i for i, (left, right) in enumerate(merges)}

@@ -227,6 +227,8 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def interrupt(self):
+        # readline shows the prompt a moment before it waits in a way that a signal can end
+        time.sleep(0.3)
         self.process.send_signal(signal.SIGINT)
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
-import oracle
+import transformers_oracle as oracle
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

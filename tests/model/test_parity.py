@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import oracle
+import transformers_oracle as oracle
 import pytest
 import torch
 

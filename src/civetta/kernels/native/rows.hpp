@@ -62,9 +62,9 @@ CIVETTA_INLINE vf exp_bounded(vf z) {
 
 CIVETTA_INLINE vf silu(vf x) {
     vf z = -x;
-    z = select(z > 88.f, vf{} + 88.f, z);
-    z = select(z < -87.f, vf{} - 87.f, z);
-    return select(x == x, x / (exp_bounded(z) + 1.f), x);
+    z = z > 88.f ? vf{} + 88.f : z;
+    z = z < -87.f ? vf{} - 87.f : z;
+    return x == x ? x / (exp_bounded(z) + 1.f) : x;
 }
 
 static void swiglu(const float* gate, const float* up, float* out, int64_t count) {

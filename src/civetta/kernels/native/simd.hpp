@@ -172,10 +172,6 @@ CIVETTA_INLINE vi load_nibble_pairs(const uint8_t* p) {
 #endif
 }
 
-CIVETTA_INLINE vf select(vi condition, vf yes, vf no) {
-    return (vf)(((vi)yes & condition) | ((vi)no & ~condition));
-}
-
 // Half precision bits in 32-bit lanes. The exponent is shifted into place and a factor sets the
 // bias right, which leaves subnormals exact.
 CIVETTA_INLINE vf half_lanes(vi h) {
@@ -304,8 +300,7 @@ struct Ramp {
 // To the nearest bfloat16, ties to even, still float32; NaN stays NaN.
 CIVETTA_INLINE vf round_lanes(vf v) {
     const vi bits = (vi)v;
-    const vi rounded = (bits + 0x7fff + (bits >> 16 & 1)) & static_cast<int32_t>(0xffff0000);
-    return select(v == v, (vf)rounded, (vf)(bits | 0x400000));
+    return v == v ? (vf)((bits + 0x7fff + (bits >> 16 & 1)) & static_cast<int32_t>(0xffff0000)) : v;
 }
 
 }  // namespace
