@@ -6,9 +6,9 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
-import transformers_oracle as oracle
 import pytest
 import torch
+import transformers_oracle as oracle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import transformers_oracle as oracle
 import pytest
 import torch
+import transformers_oracle as oracle
 
 from civetta.model.build import load_trunk
 

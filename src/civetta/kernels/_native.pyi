@@ -33,9 +33,7 @@ class Matrix:
 class Experts:
     """The matrices of one layer's routed experts (copies of the descriptors)."""
 
-    def __init__(
-        self, gate: list[Matrix], up: list[Matrix], down: list[Matrix], /
-    ) -> None: ...
+    def __init__(self, gate: list[Matrix], up: list[Matrix], down: list[Matrix], /) -> None: ...
 
 def matmul(
     w: Matrix,
