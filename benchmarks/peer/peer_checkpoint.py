@@ -141,7 +141,8 @@ def save(model: torch.nn.Module, folder: Path, dtype: torch.dtype) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    wrap: Any = PreTrainedTokenizerFast
+    fast = wrap(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     fast.save_pretrained(folder)
 
 

@@ -82,5 +82,7 @@ def _prepare(c: ModelConfig, batch: Batch, device: str) -> Fed:
     }
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if device == "cuda":
-        tensors = {name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
+        tensors = {
+            name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()
+        }
     return Fed(**tensors)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from civetta.model.config import from_hf
@@ -22,6 +21,7 @@ from training.trainer.step import batch_loss, cast, forward_rows
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
     from civetta.model.config import ModelConfig
 
@@ -125,9 +125,7 @@ def _log(out: Path, line: dict[str, Any]) -> None:
         file.write(text + "\n")
 
 
-def save_state(
-    folder: Path, params: dict[str, Tensor], optimizer: Optimizer, step: int
-) -> None:
+def save_state(folder: Path, params: dict[str, Tensor], optimizer: Optimizer, step: int) -> None:
     """Weights in float32 with the optimizer's state, replaced at once."""
     state = {
         "params": {k: v.detach() for k, v in params.items()},
@@ -148,7 +146,18 @@ def _resume(folder: Path, params: dict[str, Tensor], optimizer: Optimizer) -> in
                 params[name].copy_(value)
         optimizer.restore(state["optimizer"])
         return int(state["step"])
-    return 0
+    parts = sorted(folder.glob("weights-*.safetensors"))
+    with torch.no_grad():
+        for part in parts:
+            for name, value in load_file(part).items():
+                params[name].copy_(value)
+    return _last_step(folder / "log.jsonl") if parts else 0
+
+
+def _last_step(log: Path) -> int:
+    """The step that a log ends with."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return max(int(line.get("step", 0)) for line in lines)
 
 
 def save_parts(out: Path, params: dict[str, Tensor]) -> None:
@@ -158,7 +167,9 @@ def save_parts(out: Path, params: dict[str, Tensor]) -> None:
     for name, value in sorted(params.items(), key=lambda item: -item[1].numel()):
         i = sizes.index(min(sizes))
         kept = value.detach().cpu()
-        parts[i][name] = kept.to(torch.bfloat16).contiguous() if kept.ndim > 1 else kept.contiguous()
+        parts[i][name] = (
+            kept.to(torch.bfloat16).contiguous() if kept.ndim > 1 else kept.contiguous()
+        )
         sizes[i] += kept.numel()
     for i, part in enumerate(parts):
         save_file(part, out / f"weights-{i}.safetensors")

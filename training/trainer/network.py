@@ -103,7 +103,9 @@ class Network:
         shared = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
         weights = [p[f"{at}mlp.{n}"] for n in names]
         weights += [p[f"{at}mlp.shared_expert.{n}"] for n in shared]
-        y, balance = self.moe(h, *weights, p[at + "mlp.shared_expert_gate.weight"], c.experts_a_token)
+        y, balance = self.moe(
+            h, *weights, p[at + "mlp.shared_expert_gate.weight"], c.experts_a_token
+        )
         rows.losses["router"].append(balance)
         return self.write(x_NSD, y, strength)
 

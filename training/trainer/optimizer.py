@@ -33,9 +33,7 @@ class Optimizer:
                 shape = (int(value.shape[-2]), int(value.shape[-1]))
                 groups.setdefault(shape, []).append(name)
         self.muon = groups
-        self.momentum = {
-            n: torch.zeros_like(params[n]) for names in groups.values() for n in names
-        }
+        self.momentum = {n: torch.zeros_like(params[n]) for names in groups.values() for n in names}
         self.first = {n: torch.zeros_like(params[n]) for n in self.adam}
         self.second = {n: torch.zeros_like(params[n]) for n in self.adam}
         self.count = 0
@@ -74,7 +72,11 @@ class Optimizer:
         roots = torch._foreach_sqrt(torch._foreach_div(second, fix2))
         torch._foreach_add_(roots, EPS)
         for name, m, root in zip(names, first, roots, strict=True):
-            rate = TABLE_RATE if name.endswith(("embed_tokens.weight", "shard_0.weight")) else ADAM_RATE
+            rate = (
+                TABLE_RATE
+                if name.endswith(("embed_tokens.weight", "shard_0.weight"))
+                else ADAM_RATE
+            )
             self.params[name].addcdiv_(m, root, value=-rate * scale / fix1)
 
     def state(self) -> dict[str, Any]:

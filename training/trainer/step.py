@@ -37,9 +37,7 @@ def forward_rows(
     """What the layers need of a batch; hashes it unless that was done elsewhere."""
     if ngram_NH is None:
         ngram_NH = torch.from_numpy(ngram_rows(c, ids_BT.cpu().numpy())).to(ids_BT.device)
-    return Rows(
-        segment_BT=segment_BT, ngram_NH=ngram_NH, dtype=dtype, sparse=sparse, learn=learn
-    )
+    return Rows(segment_BT=segment_BT, ngram_NH=ngram_NH, dtype=dtype, sparse=sparse, learn=learn)
 
 
 def logits_of(p: Params, h_ND: Tensor) -> Tensor:
@@ -50,9 +48,7 @@ def logits_of(p: Params, h_ND: Tensor) -> Tensor:
 def cast(p: Params, dtype: torch.dtype) -> dict[str, Tensor]:
     """Matrices in the dtype of the products; vectors and gates stay as they are."""
     keep = ("mlp.gate.weight", "in_proj_a.weight", "in_proj_b.weight", "conv1d.weight")
-    return {
-        k: v if v.ndim < 2 or k.endswith(keep) else v.to(dtype) for k, v in p.items()
-    }
+    return {k: v if v.ndim < 2 or k.endswith(keep) else v.to(dtype) for k, v in p.items()}
 
 
 def batch_loss(
