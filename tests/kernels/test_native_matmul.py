@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from civetta.checkpoint.quant import QuantTensor
 from civetta.kernels import cpu
 from civetta.kernels.dequant.reference import dequantize
 from civetta.kernels.ops import ExpertWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the extension was not built")
 
@@ -116,9 +119,7 @@ def worst_error(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_decodes_as_the_reference(
-    instructions: str, products: cpu.CpuProducts, name: str
-) -> None:
+def test_decodes_as_the_reference(instructions: str, products: cpu.CpuProducts, name: str) -> None:
     """Unit rows pick single weights: all but the sign of zero must be the reference's bits."""
     w = random_weight(name, 11, 768)
     y = products.matmul(torch.eye(768), w, torch.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from training.export import export_hf
 from training.nano_config import tiny_config
@@ -63,8 +62,7 @@ def test_packed_samples_do_not_see_each_other() -> None:
     torch.testing.assert_close(packed[64:], alone, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_loss_falls(sparse: bool) -> None:
+def test_loss_falls() -> None:
     params = {k: v.requires_grad_() for k, v in create(CONFIG, 4).items()}
     optimizer = Optimizer(params)
     ids = torch.randint(0, 20, (2, 128))
@@ -72,10 +70,10 @@ def test_loss_falls(sparse: bool) -> None:
     net, losses = Network(CONFIG), []
     for _ in range(20):
         rows = forward_rows(
-            CONFIG, ids, torch.zeros_like(ids), torch.float32, sparse=sparse, learn=True
+            CONFIG, ids, torch.zeros_like(ids), torch.float32, sparse=True, learn=True
         )
         total, parts = batch_loss(net, params, ids, weight, rows)
         total.backward()
         optimizer.step(1.0)
         losses.append(parts["text"].item())
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < losses[0] - 0.8

@@ -112,11 +112,11 @@ def check_device(device: str) -> Check:
 def check_model(path: str | None) -> Check:
     """Whether the model at `path` (None: the embedded one) is whole; reads no weights."""
     try:
-        from civetta.model import build, tiny
+        from civetta.model import build, embedded
     except ImportError as error:
         return Check(name="model", ok=False, detail=f"{error}: a model needs torch.")
     try:
-        where = Path(path) if path is not None else Path(tiny.default_model_path())
+        where = Path(path) if path is not None else Path(embedded.embedded_model_path())
         checked = build.check_checkpoint(where)
     except CivettaError as error:
         return Check(name="model", ok=False, detail=f"error[{error.code}]: {error.message}")

@@ -21,7 +21,7 @@ from civetta.errors import TokenizerError, UsageError
 from civetta.kernels.select import select
 from civetta.log import log_event
 from civetta.model.build import CheckedModel, build_trunk, check_checkpoint
-from civetta.model.tiny import default_model_path
+from civetta.model.embedded import MODEL_ID, embedded_model_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
     Raises CheckpointError, TokenizerError, UsageError.
     """
     options = settings.model
-    path = Path(options.model) if options.model is not None else default_model_path()
+    path = Path(options.model) if options.model is not None else embedded_model_path()
     checked = check_checkpoint(path)
     context = _context(options.context, checked.config.context_tokens)
     threads = options.threads or os.cpu_count() or 1
@@ -158,7 +158,7 @@ def _context(asked: int, native: int) -> int:
 
 def _model_id(path: Path, *, embedded: bool) -> str:
     if embedded:
-        return "civetta-tiny"
+        return MODEL_ID
     return path.stem if path.is_file() else path.resolve().name
 
 

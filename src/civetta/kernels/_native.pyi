@@ -14,7 +14,7 @@ class Matrix:
 
     def __init__(
         self,
-        format: str,
+        storage: str,
         rows: int,
         cols: int,
         data: int,

@@ -2,8 +2,8 @@
 
 A row's bits depend on the row and the weights alone: each dot product is one fixed sequence of
 float32 operations, whatever the number of rows, the row's place, the threads, or the other matrices
-of the call (native/tiles.hpp). They may differ between kinds of processor. Nothing here can be
-differentiated. Shape suffixes are those of `ops`.
+of the call (native/tiles.hpp). AVX-512, AVX2 and NEON give the same bits; x86-64 without fused
+multiply-add may differ from them. Nothing here can be differentiated. Shape suffixes as in `ops`.
 """
 
 from __future__ import annotations
