@@ -56,7 +56,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3), tokens=st.integers(0, REWIND_ROWS))
     def rewind(self, which: int, tokens: int) -> None:
-        if which < len(self.open) and tokens <= self.open[which].position:
+        if which < len(self.open) and tokens <= self.open[which].rewindable:
             self.open[which].rewind(tokens)
 
     @rule(which=st.integers(0, 3))
@@ -103,3 +103,14 @@ def test_a_page_comes_zeroed() -> None:
     assert all((layer.k == 0).all() and (layer.index_key == 0).all() for layer in pool.layers)
     with pytest.raises(EngineBusy, match="all 1 pages"):
         pool.take()
+
+
+def test_rewinds_add_up() -> None:
+    session = SessionStore(SHAPE, sessions=1, context_tokens=CONTEXT, dtype=torch.float32).open()
+    session.reserve(20)
+    session.extend([1] * 20, torch.zeros(3, 20, dtype=torch.int64))
+    session.rewind(REWIND_ROWS - 1)
+    with pytest.raises(AssertionError, match="further than"):
+        session.rewind(2)
+    session.rewind(1)
+    assert session.position == 20 - REWIND_ROWS

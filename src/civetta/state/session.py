@@ -38,6 +38,7 @@ class Session:
         self._rope = torch.zeros(3, PAGE_TOKENS, dtype=torch.int64)
         self._table = torch.zeros(0, dtype=torch.int64)
         self._closed = False
+        self.rewindable = 0
 
     @property
     def position(self) -> int:
@@ -85,13 +86,18 @@ class Session:
             self._rope = torch.cat([self._rope, torch.zeros_like(self._rope)], dim=1)
         self._rope[:, start:stop] = rope_3T
         self.ids.extend(ids)
+        self.rewindable = min(REWIND_ROWS, self.rewindable + len(ids))
 
     def rewind(self, tokens: int) -> None:
-        """Take back the newest `tokens` <= REWIND_ROWS tokens; exact, nothing is recomputed."""
-        assert 0 <= tokens <= min(REWIND_ROWS, self.position)
+        """Take back the newest `tokens` <= `rewindable` tokens; exact, nothing is recomputed.
+
+        `rewindable` is at most REWIND_ROWS, falls with each rewind and grows with each extend.
+        """
+        assert 0 <= tokens <= self.rewindable, "rewound further than the state reaches"
         if not tokens:
             return
         self.recurrent.rewind(tokens)
+        self.rewindable -= tokens
         del self.ids[-tokens:]
         needed = -(-self.position // PAGE_TOKENS)
         for page in self.pages[needed:]:
