@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from civetta.checkpoint.formats import BF16, F8_E4M3, F16, F32, INTEGER_FORMATS, NVFP4, U8
+from civetta.checkpoint.formats import F8_E4M3, INTEGER_FORMATS, NVFP4, U8
 from civetta.checkpoint.quant import QuantTensor, Weight, bytes_view, quant_tensor
 from civetta.errors import TensorMissing, TensorShapeWrong, TensorSurplus, TensorTypeUnknown
 from civetta.kernels.dequant.reference import dequantize
@@ -232,6 +232,3 @@ def _wrong_type(info: TensorInfo, wanted: str) -> TensorTypeUnknown:
         f"{info.path}: tensor {info.name!r} is stored as {info.format.name}, but must be {wanted};"
         " use another quantization of the model"
     )
-
-
-__all__ = ["BF16", "F16", "F32", "Binder", "slice_rows"]
