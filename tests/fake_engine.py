@@ -106,6 +106,9 @@ class FakeEngine:
         run.start()
         return OutboxStream(outbox, cancelled.set)
 
+    def abort(self, request_id: str) -> bool:
+        return False
+
     def stats(self) -> EngineStats:
         return EngineStats(
             running=0,

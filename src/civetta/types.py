@@ -16,6 +16,15 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class CancelCause(StrEnum):
+    """Who or what ended a generation whose reason is CANCELLED."""
+
+    CLIENT = "client"  # its reader went away or called it off
+    ABORTED = "aborted"  # somebody named its request id
+    TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request turns logits into tokens. Every value is already resolved.

@@ -74,6 +74,10 @@ class FakeSession:
     def position(self):
         return len(self.ids)
 
+    def reserve(self, tokens):
+        assert not self.closed
+        self.model.on_reserve(self, tokens)
+
     def close(self):
         assert not self.closed, "closed twice"
         self.closed = True
@@ -89,14 +93,16 @@ class FakeModel:
     of a prompt. `on_forward(session, ids)` may raise, wait or look.
     """
 
-    def __init__(self, next_token, *, on_forward=None, on_open=None):
+    def __init__(self, next_token, *, on_forward=None, on_open=None, on_reserve=None):
         self.next_token = next_token
         self.on_forward = on_forward or (lambda session, ids: None)
         self.on_open = on_open or (lambda: None)
+        self.on_reserve = on_reserve or (lambda session, tokens: None)
         self.open_sessions = 0
         self.most_sessions = 0
         self.fail_close = False
         self.calls = []
+        self.launches = []
         self.threads = set()
 
     def open_session(self):
@@ -106,18 +112,29 @@ class FakeModel:
         self.most_sessions = max(self.most_sessions, self.open_sessions)
         return FakeSession(self)
 
-    def forward(self, session, ids, rows):
+    def forward_pieces(self, pieces):
         self.threads.add(threading.get_ident())
+        sessions = [id(piece.session) for piece in pieces]
+        assert len(set(sessions)) == len(sessions) > 0
+        self.launches.append([len(piece.ids) for piece in pieces])
+        rows = [self.forward(piece.session, piece.ids, piece.rows) for piece in pieces]
+        return torch.cat(rows)
+
+    def forward(self, session, ids, rows):
         assert not session.closed
         assert len(ids) > 0
         self.calls.append((len(ids), rows))
         self.on_forward(session, list(ids))
+        start = len(session.ids)
         session.ids.extend(ids)
-        if rows == "none":
-            return torch.zeros(0, VOCAB)
-        assert rows == "last"
-        logits = torch.zeros(1, VOCAB)
-        logits[0, self.next_token(session.ids)] = 8.0
+        wanted = {
+            "none": [],
+            "last": [len(session.ids)],
+            "all": range(start + 1, len(session.ids) + 1),
+        }
+        logits = torch.zeros(len(wanted[rows]), VOCAB)
+        for row, end in enumerate(wanted[rows]):
+            logits[row, self.next_token(session.ids[:end])] = 8.0
         return logits
 
 

@@ -79,6 +79,10 @@ class TracedEngine:
         self.token_ids = []
         return _TracedStream(self._engine.submit(request), self.token_ids)
 
+    def abort(self, request_id: str) -> bool:
+        """End the request of that id."""
+        return self._engine.abort(request_id)
+
     def stats(self) -> EngineStats:
         """Counters now."""
         return self._engine.stats()

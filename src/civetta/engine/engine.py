@@ -119,8 +119,12 @@ class Engine:
             )
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._default_timeout_s)
-        job, outbox = self._loop.submit(request)
-        return OutboxStream(outbox, job.cancel)
+        queued, outbox = self._loop.submit(request)
+        return OutboxStream(outbox, queued.cancel)
+
+    def abort(self, request_id: str) -> bool:
+        """End the request of that id within one step or chunk; False when none waits or runs."""
+        return self._loop.abort(request_id)
 
     def stats(self) -> EngineStats:
         """Counters now; cheap, no device work."""

@@ -1,37 +1,29 @@
-"""What the step loop needs of a model; `model` provides it, tests fake it."""
+"""What the step loop needs of a model; `load.TrunkModel` provides it, tests fake it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-
-class LiveSession(Protocol):
-    """The state of one running sequence, as far as the loop cares."""
-
-    @property
-    def position(self) -> int:
-        """Tokens in the sequence; those of a restored prefix count."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back."""
-        ...
+    from civetta.model.inputs import Piece
+    from civetta.state.session import Session
 
 
 class LanguageModel(Protocol):
-    """The model, as far as the loop cares."""
+    """The model, as far as the loop cares. Used by the step thread alone."""
 
-    def open_session(self) -> LiveSession:
+    def open_session(self) -> Session:
         """Open a sequence; raises a CivettaError when there is no room."""
         ...
 
-    def forward(
-        self, session: Any, ids: Sequence[int], rows: Literal["none", "last", "all"]
-    ) -> Tensor:
-        """Append ids to the session and return float32 logits [rows, V] of the wanted rows."""
+    def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
+        """Append each piece to its session; float32 logits [rows, V] of the wanted rows.
+
+        Rows come in the order of the pieces. A session occurs once. When it raises, the sessions
+        of the launch may be torn and are of no further use.
+        """
         ...

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from civetta.model.inputs import Rows
+    from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
     from civetta.options import Settings
     from civetta.state.session import Session
@@ -49,9 +49,9 @@ class TrunkModel:
         """A new, empty session."""
         return self._store.open()
 
-    def forward(self, session: Session, ids: Sequence[int], rows: Rows) -> Tensor:
-        """Append ids; float32 logits of the wanted rows [n, vocab]."""
-        return self._trunk.forward(session, ids, rows)
+    def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
+        """Append each piece to its session; float32 logits of the wanted rows [n, vocab]."""
+        return self._trunk.forward_pieces(pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from civetta.types import FinishReason, SamplingParams, TokenLogprob, Usage
+from civetta.types import CancelCause, FinishReason, SamplingParams, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -68,12 +68,16 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The end: `text` is what was held back and is certain now; `stop` the stop string that hit."""
+    """The end: `text` is what was held back and is certain now; `stop` the stop string that hit.
+
+    `cause` says who ended a reply whose reason is CANCELLED.
+    """
 
     reason: FinishReason
     usage: Usage
     text: str = ""
     stop: str | None = None
+    cause: CancelCause | None = None
 
 
 Event = Started | Progress | TokenEvent | Finished
@@ -150,6 +154,10 @@ class EngineClient(Protocol):
 
         Raises ContextOverflow, RequestInvalid, EngineBusy or EngineClosed before anything runs.
         """
+        ...
+
+    def abort(self, request_id: str) -> bool:
+        """End the request of that id within one step or chunk; False when none waits or runs."""
         ...
 
     def stats(self) -> EngineStats:

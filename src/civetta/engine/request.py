@@ -1,7 +1,11 @@
 """`Request`: one generation from submission to its end; its states and the legal moves.
 
     queued ──> prefilling ──> decoding ──> finished
-       └───────────┴──────────────┴──────> cancelled | failed
+     │ └───<───────┴───────<──────┘ (put back: its state had to go)
+     └─────────────┴──────────────┴──────> cancelled | failed
+
+A request that was put back computes its prompt and the tokens generated so far again; what
+follows is the same, since a token computed in a prefill and one decoded are the same row.
 
 The step thread moves it; any thread may ask for cancellation. No clock and no torch here: times
 are arguments, in seconds of whatever clock the caller keeps.
@@ -13,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from civetta.errors import ContextOverflow, RequestInvalid
-from civetta.types import Usage
+from civetta.types import CancelCause, Usage
 
 if TYPE_CHECKING:
     from civetta.engine.protocol import GenerateRequest
@@ -36,10 +40,11 @@ class RequestState(StrEnum):
 
 
 _BROKEN_OFF = frozenset({RequestState.CANCELLED, RequestState.FAILED})
+_STOPPED = _BROKEN_OFF | {RequestState.QUEUED}
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
     RequestState.QUEUED: _BROKEN_OFF | {RequestState.PREFILLING},
-    RequestState.PREFILLING: _BROKEN_OFF | {RequestState.DECODING},
-    RequestState.DECODING: _BROKEN_OFF | {RequestState.FINISHED},
+    RequestState.PREFILLING: _STOPPED | {RequestState.DECODING},
+    RequestState.DECODING: _STOPPED | {RequestState.FINISHED},
     RequestState.FINISHED: frozenset(),
     RequestState.CANCELLED: frozenset(),
     RequestState.FAILED: frozenset(),
@@ -87,10 +92,11 @@ class Request:
     """
 
     __slots__ = (
-        "_cancel_requested",
+        "_cancel_cause",
         "_decoding_s",
         "_prefilling_s",
         "_submitted_s",
+        "_to_prefill",
         "cached_tokens",
         "ended_s",
         "generated_ids",
@@ -110,21 +116,29 @@ class Request:
         self.generated_ids: list[int] = []
         self.text_bytes = 0
         self.ended_s: float | None = None
-        self._cancel_requested = False
+        self._to_prefill = len(spec.prompt_ids)
+        self._cancel_cause: CancelCause | None = None
         self._submitted_s = now_s
         self._prefilling_s: float | None = None
         self._decoding_s: float | None = None
 
-    def cancel(self) -> None:
+    def cancel(self, cause: CancelCause = CancelCause.CLIENT) -> None:
         """Ask for the end; safe from any thread, at any time, any number of times."""
-        self._cancel_requested = True
+        if self._cancel_cause is None:
+            self._cancel_cause = cause
 
-    def overdue(self, now_s: float) -> bool:
-        """Whether the client gave up or the time for queue plus generation is over."""
-        if self._cancel_requested:
-            return True
+    def overdue(self, now_s: float) -> CancelCause | None:
+        """Why the request has to end now: it was called off, or its time is over; else None."""
+        if self._cancel_cause is not None:
+            return self._cancel_cause
         limit_s = self.spec.timeout_s
-        return limit_s is not None and now_s - self._submitted_s >= limit_s
+        late = limit_s is not None and now_s - self._submitted_s >= limit_s
+        return CancelCause.TIMEOUT if late else None
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits."""
+        return self.state is RequestState.QUEUED
 
     @property
     def prompt_tokens(self) -> int:
@@ -133,15 +147,30 @@ class Request:
 
     @property
     def prompt_left(self) -> int:
-        """Prompt tokens that have not been computed or found in a cache."""
-        return self.prompt_tokens - self.prefilled_tokens
+        """Tokens that have to be computed before the next one can be chosen by a prefill."""
+        return self._to_prefill - self.prefilled_tokens
+
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """The prompt, and what was generated so far."""
+        return (*self.spec.prompt_ids, *self.generated_ids)
+
+    def next_prompt_ids(self, n_tokens: int) -> tuple[int, ...]:
+        """The next tokens to prefill."""
+        start, stop = self.prefilled_tokens, self.prefilled_tokens + n_tokens
+        prompt = self.spec.prompt_ids
+        if stop <= len(prompt):
+            return prompt[start:stop]
+        return self.sequence_ids[start:stop]
 
     def admit(self, *, cached_tokens: int, now_s: float) -> None:
-        """Leave the queue; `cached_tokens` of the prompt are in the session already."""
-        assert 0 <= cached_tokens < self.prompt_tokens, "one prompt token at least is computed"
+        """Leave the queue; `cached_tokens` of the sequence are in the session already."""
+        assert 0 <= cached_tokens < self._to_prefill, "one prompt token at least is computed"
         self._move(RequestState.PREFILLING)
-        self.cached_tokens = self.prefilled_tokens = cached_tokens
-        self._prefilling_s = now_s
+        self.prefilled_tokens = cached_tokens
+        if self._prefilling_s is None:  # what a later admission finds again is no saving
+            self.cached_tokens = cached_tokens
+            self._prefilling_s = now_s
 
     def prefilled(self, n_tokens: int, *, now_s: float) -> None:
         """Count prompt tokens that were computed; the last ones begin the decoding."""
@@ -150,7 +179,13 @@ class Request:
         self.prefilled_tokens += n_tokens
         if not self.prompt_left:
             self._move(RequestState.DECODING)
-            self._decoding_s = now_s
+            self._decoding_s = now_s if self._decoding_s is None else self._decoding_s
+
+    def put_back(self) -> None:
+        """Wait again; all that was computed and generated so far is to be prefilled then."""
+        self._move(RequestState.QUEUED)
+        self.prefilled_tokens = 0
+        self._to_prefill = self.prompt_tokens + len(self.generated_ids)
 
     def generated(self, token_id: int) -> None:
         """Count a token that was chosen, an end token too."""
@@ -189,13 +224,13 @@ class Request:
 
     def check(self) -> None:
         """Prove that the books balance."""
-        assert 0 <= self.cached_tokens <= self.prefilled_tokens <= self.prompt_tokens
+        assert 0 <= self.prefilled_tokens <= self._to_prefill
+        assert 0 <= self.cached_tokens < self.prompt_tokens
+        assert 0 <= self._to_prefill - self.prompt_tokens <= len(self.generated_ids)
         if self.state is RequestState.QUEUED:
             assert self.prefilled_tokens == 0
         if self.state in (RequestState.DECODING, RequestState.FINISHED):
             assert self.prompt_left == 0
-        if self.state is not RequestState.DECODING and not self.state.terminal:
-            assert not self.generated_ids
         assert (self.ended_s is not None) == self.state.terminal
         assert self.spec.max_tokens is None or len(self.generated_ids) <= self.spec.max_tokens
 

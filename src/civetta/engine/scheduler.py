@@ -1,11 +1,12 @@
 """What the next step does: a pure function of who waits, who runs and what fits.
 
-No torch, no clock, no threads. The loop carries out whatever `plan` returns, for any number of
-sessions; a better policy replaces this file alone.
+No torch, no clock, no threads. The loop carries out whatever `plan` returns.
 
-The policy: first come, first served. Every decoder gets one token a step. One request prefills at
-a time, the one admitted first, in chunks of `prefill_batch` tokens, or of `prefill_chunk` while
-somebody decodes, which bounds the gap between the tokens of a reply.
+Every due decoder gets a token a step, so the gap between a reply's tokens is one round and one
+prefill of at most `prefill_chunk` tokens, however long the prompt. With nobody decoding a step
+prefills `prefill_batch` tokens. The tokens of a step go to the client that was given least so far,
+within a client to the request that waited longest for its turn, and what it does not need to
+the next one: short prompts share a launch, and a short prompt never waits for the end of a long one.
 """
 
 from __future__ import annotations
@@ -19,19 +20,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A queued request, in order of arrival."""
+    """A queued request; first in the list is first in the queue (shares.QueueTickets)."""
 
     key: int
-    prompt_tokens: int
-    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An admitted request, in order of admission; prompt_left 0 means that it decodes."""
+    """An admitted request; prompt_left 0 means that it decodes.
+
+    `client_served`: prompt tokens its client was given (shares.PrefillShares); `turn`: the step
+    that last gave it prompt tokens, or that admitted it.
+    """
 
     key: int
     prompt_left: int
+    client_id: str = ""
+    client_served: int = 0
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One step: admit these, one token for those, then these prompt chunks."""
+    """One step: admit these, one token for those, then these prompt chunks in one launch."""
 
     admit: tuple[int, ...] = ()
     decode: tuple[int, ...] = ()
@@ -65,10 +71,20 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget)
     free = max(0, budget.sessions - len(running))
     decode = tuple(request.key for request in running if request.prompt_left == 0)
     limit = budget.prefill_chunk if decode else budget.prefill_batch
-    first = next((request for request in running if request.prompt_left > 0), None)
-    prefill: tuple[PrefillChunk, ...] = ()
-    if first is not None:
-        prefill = (PrefillChunk(key=first.key, n_tokens=min(limit, first.prompt_left)),)
     return Plan(
-        admit=tuple(request.key for request in waiting[:free]), decode=decode, prefill=prefill
+        admit=tuple(request.key for request in waiting[:free]),
+        decode=decode,
+        prefill=_chunks([request for request in running if request.prompt_left > 0], limit),
     )
+
+
+def _chunks(prefilling: Sequence[Running], limit: int) -> tuple[PrefillChunk, ...]:
+    """Deal `limit` tokens out, a chunk a request, in order of who is owed most."""
+    order = sorted(prefilling, key=lambda r: (r.client_served, r.turn, r.prompt_left, r.key))
+    chunks = []
+    for request in order:
+        n_tokens = min(limit, request.prompt_left)
+        if n_tokens:
+            chunks.append(PrefillChunk(key=request.key, n_tokens=n_tokens))
+            limit -= n_tokens
+    return tuple(chunks)

@@ -22,11 +22,10 @@ class Tally:
         "generated_tokens",
         "prefill_s",
         "prompt_tokens",
-        "requests",
     )
 
     def __init__(self) -> None:
-        self.requests = self.cancelled = self.failed = 0
+        self.cancelled = self.failed = 0
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.prefill_s = self.decode_s = 0.0
 
@@ -40,7 +39,7 @@ class Tally:
         self.cancelled += request.state is RequestState.CANCELLED
         self.failed += request.state is RequestState.FAILED
 
-    def stats(self, *, running: int, waiting: int) -> EngineStats:
+    def stats(self, *, running: int, waiting: int, requests: int) -> EngineStats:
         """The totals as the protocol's frozen record."""
         return EngineStats(
             running=running,
@@ -50,7 +49,7 @@ class Tally:
             cached_tokens_total=self.cached_tokens,
             prefill_s_total=self.prefill_s,
             decode_s_total=self.decode_s,
-            requests_total=self.requests,
+            requests_total=requests,
             requests_cancelled_total=self.cancelled,
             requests_failed_total=self.failed,
         )

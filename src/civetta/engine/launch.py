@@ -1,0 +1,77 @@
+"""`Launcher`: pieces of several sequences through the model at once, rows back to their owners.
+
+Pages are reserved before a launch; where they do not suffice, whoever was admitted last goes back
+to the queue, and its tokens are computed again later: a reply does not depend on that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from civetta.errors import EngineBusy
+from civetta.model.inputs import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from civetta.engine.job import Job
+    from civetta.engine.language_model import LanguageModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """New tokens of one job; `rows` says which of them need logits."""
+
+    job: Job
+    ids: Sequence[int]
+    rows: Literal["none", "last", "all"]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of logits that come back."""
+        return {"none": 0, "last": 1, "all": len(self.ids)}[self.rows]
+
+
+class Launcher:
+    """Runs parts. `make_room()` frees pages; False when nothing can be freed."""
+
+    def __init__(self, model: LanguageModel, *, make_room: Callable[[], bool]) -> None:
+        self._model = model
+        self._make_room = make_room
+
+    def reserve(self, job: Job, n_tokens: int) -> bool:
+        """Take the pages that a job's next tokens need.
+
+        False when the job itself had to give way. Raises EngineBusy when there is no room even
+        for this job alone.
+        """
+        while job.session is not None:
+            try:
+                job.session.reserve(n_tokens)
+            except EngineBusy:
+                if not self._make_room():
+                    raise
+            else:
+                return True
+        return False
+
+    def run(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
+        """Launch; logits [n_rows, V] of each part, on the host. Raises what the model raises."""
+        pieces = [Piece(session=part.job.live, ids=part.ids, rows=part.rows) for part in parts]
+        logits = self._model.forward_pieces(pieces).float().cpu().numpy()
+        taken, rows = 0, []
+        for part in parts:
+            rows.append(logits[taken : taken + part.n_rows])
+            taken += part.n_rows
+        return rows
+
+
+def in_launches(parts: Sequence[Part]) -> list[list[Part]]:
+    """Parts that may share a launch, then each part that has to be alone."""
+    together = [part for part in parts if not part.job.alone]
+    groups = [together] if together else []
+    return groups + [[part] for part in parts if part.job.alone]

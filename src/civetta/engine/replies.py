@@ -1,0 +1,75 @@
+"""`Replies`: from logits to the reply's next token, its text, and its end where it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from civetta.decode.sampler import SampleRow, sample_row
+from civetta.engine.protocol import TokenEvent
+from civetta.types import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from civetta.decode.sampler import Sampled
+    from civetta.engine.finish import Finisher
+    from civetta.engine.job import Job
+    from civetta.engine.tally import Tally
+
+
+class Replies:
+    """Chooses and delivers tokens. `end_ids` are the tokens that end a reply."""
+
+    def __init__(
+        self,
+        finisher: Finisher,
+        tally: Tally,
+        *,
+        end_ids: Collection[int],
+        context_tokens: int,
+        max_text_bytes: int,
+    ) -> None:
+        self._finisher, self._tally = finisher, tally
+        self._end_ids = frozenset(end_ids)
+        self._context_tokens, self._max_text_bytes = context_tokens, max_text_bytes
+
+    def sample(self, job: Job, logits_V: NDArray[np.float32]) -> Sampled:
+        """The token that follows everything generated so far. Raises LogitsInvalid."""
+        request = job.request
+        row = SampleRow(
+            params=request.spec.sampling,
+            position=request.prompt_tokens + len(request.generated_ids),
+            history=job.begun.history,
+        )
+        return sample_row(logits_V, row)
+
+    def accept(self, job: Job, sampled: Sampled) -> bool:
+        """Take a chosen token into the reply and deliver it; whether the reply goes on.
+
+        Raises OutputBackpressure when the reader left too much unread.
+        """
+        request, reply = job.request, job.begun
+        token_id = sampled.token_id
+        request.generated(token_id)
+        reply.history.append(token_id)
+        self._tally.generated_tokens += 1
+        if token_id in self._end_ids and not request.spec.ignore_eos:
+            # No logprob: the lists that clients get run along the text, and this token has none.
+            job.outbox.put(TokenEvent(token_id=token_id, text=""))
+            self._finisher.finish(job, FinishReason.STOP)
+            return False
+        certain = reply.text.push(token_id)
+        request.text_bytes += len(certain.text.encode())
+        job.outbox.put(TokenEvent(token_id=token_id, text=certain.text, logprob=sampled.logprob))
+        if certain.stop is not None:
+            self._finisher.finish(job, FinishReason.STOP, stop=certain.stop)
+            return False
+        if request.exhausted(
+            context_tokens=self._context_tokens, max_text_bytes=self._max_text_bytes
+        ):
+            self._finisher.finish(job, FinishReason.LENGTH)
+            return False
+        return True
