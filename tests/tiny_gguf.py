@@ -273,22 +273,29 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_pad_token_id(special_id("<|endoftext|>"))
 
 
-def draft_tensors(tiny: Tiny, *, shared: bool) -> Tensors:
-    """Tensors of an MTP sidecar (C.7): the full-attention layer again, at the block behind it."""
-    layers, hidden = tiny.text["num_hidden_layers"], tiny.text["hidden_size"]
-    whole = gguf_tensors(tiny)
-    last, at = f"blk.{layers - 1}.", f"blk.{layers}."
-    out = {at + n.removeprefix(last): v for n, v in whole.items() if n.startswith(last)}
-    wide = tiny.text["hc_count"] * hidden
-    out |= {
-        at + "nextn.eh_proj.weight": np.zeros((hidden, 2 * hidden), np.float32),
-        at + "nextn.enorm.weight": np.ones(hidden, np.float32),
-        at + "nextn.hnorm.weight": np.ones(wide, np.float32),
-        at + "nextn.hc_head_norm.weight": whole["output_hc_norm.weight"],
-        at + "nextn.hc_head_down.weight": whole["output_hc_down.weight"],
-        at + "nextn.hc_head_up.weight": whole["output_hc_up.weight"],
+def draft_tensors(tiny: Tiny, *, shared: bool, split: bool = False) -> Tensors:
+    """Tensors of an MTP sidecar (C.7), its block behind the trunk's; `split`: #27739's combiner."""
+    t, at = tiny.tensors, f"blk.{tiny.text['num_hidden_layers']}."
+    halves = t["mtp.fc_embedding.weight"], t["mtp.fc_hidden.weight"]
+    names = ["nextn.embed_proj.weight", "nextn.hidden_proj.weight"]
+    combiner = (
+        dict(zip(names, halves, strict=True))
+        if split
+        else {"nextn.eh_proj.weight": np.concatenate(halves, axis=1)}
+    )
+    layer = "mtp.layers.0."
+    out = {
+        **{at + name: values for name, values in combiner.items()},
+        at + "nextn.enorm.weight": t["mtp.pre_fc_norm_embedding.weight"] + 1,
+        at + "nextn.hnorm.weight": t["mtp.pre_fc_norm_hidden.weight"] + 1,
+        **_gguf_hyper(t, "mtp.hyper_connection_mixer.", at + "nextn.hc_head_"),
+        **_gguf_hyper(t, layer + "attn_hyper_connection.", at + "hc_attn_"),
+        **_gguf_hyper(t, layer + "mlp_hyper_connection.", at + "hc_ffn_"),
+        **_gguf_mlp(t, layer + "mlp.", at, False),
+        **_gguf_attention(t, layer + "self_attn.", at, tiny.text),
     }
     if not shared:
+        whole = gguf_tensors(tiny)
         out |= {name: whole[name] for name in ("token_embd.weight", "output.weight")}
     return out
 

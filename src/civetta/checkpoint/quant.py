@@ -65,6 +65,14 @@ class QuantTensor:
             self, data_RB=self.data_RB[start:stop], scale=scale, row_offset=self.row_offset + start
         )
 
+    def slice_cols(self, start: int, stop: int) -> QuantTensor:
+        """Columns [start, stop), both on a block's edge, as a copy; formats without companion scales."""
+        width, size = self.format.block_values, self.format.block_bytes
+        assert self.scale is None, "companion scales do not follow a column slice"
+        assert start % width == stop % width == 0, "a column slice cuts a block"
+        data_RB = self.data_RB[:, start // width * size : stop // width * size].clone()
+        return replace(self, data_RB=data_RB, cols=stop - start)
+
 
 Weight = torch.Tensor | QuantTensor
 """A matrix an op can read: a plain float tensor [rows, cols] or a stored one."""

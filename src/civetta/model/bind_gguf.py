@@ -33,7 +33,7 @@ def bind_gguf(b: Binder, c: ModelConfig) -> TrunkWeights:
     weights = TrunkWeights(
         embed=embed,
         blocks=tuple(_block(b, c, i) for i in range(c.layers)),
-        mixer=_hyper(b, c, "output_hc_", inject=False),
+        mixer=gguf_hyper(b, c, "output_hc_", inject=False),
         head=head,
     )
     if b.has(f"blk.{c.layers}.nextn.enorm.weight"):
@@ -45,15 +45,27 @@ def _block(b: Binder, c: ModelConfig, layer: int) -> BlockWeights:
     at = f"blk.{layer}."
     has_ple = c.ple is not None and c.ple.layer == layer
     return BlockWeights(
-        attn_hyper=_hyper(b, c, at + "hc_attn_", inject=True),
+        attn_hyper=gguf_hyper(b, c, at + "hc_attn_", inject=True),
         mixer=_gdn(b, c, at) if c.layer_kinds[layer] == "gdn" else _qsa(b, c, at),
-        mlp_hyper=_hyper(b, c, at + "hc_ffn_", inject=True),
+        mlp_hyper=gguf_hyper(b, c, at + "hc_ffn_", inject=True),
         moe=_moe(b, c, at),
         ple=_ple(b, c, at) if has_ple else None,
     )
 
 
-def _hyper(b: Binder, c: ModelConfig, at: str, *, inject: bool) -> HyperWeights:
+def gguf_attention_block(b: Binder, c: ModelConfig, at: str) -> BlockWeights:
+    """A sparse attention layer without n-gram part, under the prefix `at`."""
+    return BlockWeights(
+        attn_hyper=gguf_hyper(b, c, at + "hc_attn_", inject=True),
+        mixer=_qsa(b, c, at),
+        mlp_hyper=gguf_hyper(b, c, at + "hc_ffn_", inject=True),
+        moe=_moe(b, c, at),
+        ple=None,
+    )
+
+
+def gguf_hyper(b: Binder, c: ModelConfig, at: str, *, inject: bool) -> HyperWeights:
+    """One hyper-connection site under the prefix `at`; the one at the end has no inject."""
     return HyperWeights(
         gain_SD=b.vector(at + "norm.weight", c.streams, c.hidden),
         down=b.matrix(at + "down.weight", c.stream_rank, c.wide),

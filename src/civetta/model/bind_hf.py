@@ -40,7 +40,7 @@ def bind_hf(b: Binder, c: ModelConfig) -> TrunkWeights:
     weights = TrunkWeights(
         embed=embed,
         blocks=tuple(_block(b, c, f"{root}layers.{i}.", i) for i in range(c.layers)),
-        mixer=_hyper(b, c, root + "hyper_connection_mixer.", inject=False),
+        mixer=hf_hyper(b, c, root + "hyper_connection_mixer.", inject=False),
         head=head,
     )
     b.ignore(VISION_PREFIX, "the vision tower is read when an image arrives")
@@ -55,15 +55,27 @@ def _block(b: Binder, c: ModelConfig, at: str, layer: int) -> BlockWeights:
     else:
         mixer = _qsa(b, c, at + "self_attn.")
     return BlockWeights(
-        attn_hyper=_hyper(b, c, at + "attn_hyper_connection.", inject=True),
+        attn_hyper=hf_hyper(b, c, at + "attn_hyper_connection.", inject=True),
         mixer=mixer,
-        mlp_hyper=_hyper(b, c, at + "mlp_hyper_connection.", inject=True),
+        mlp_hyper=hf_hyper(b, c, at + "mlp_hyper_connection.", inject=True),
         moe=_moe(b, c, at + "mlp."),
         ple=_ple(b, c, at + "ple.") if c.ple is not None and c.ple.layer == layer else None,
     )
 
 
-def _hyper(b: Binder, c: ModelConfig, at: str, *, inject: bool) -> HyperWeights:
+def hf_attention_block(b: Binder, c: ModelConfig, at: str) -> BlockWeights:
+    """A sparse attention layer without n-gram part, under the prefix `at`."""
+    return BlockWeights(
+        attn_hyper=hf_hyper(b, c, at + "attn_hyper_connection.", inject=True),
+        mixer=_qsa(b, c, at + "self_attn."),
+        mlp_hyper=hf_hyper(b, c, at + "mlp_hyper_connection.", inject=True),
+        moe=_moe(b, c, at + "mlp."),
+        ple=None,
+    )
+
+
+def hf_hyper(b: Binder, c: ModelConfig, at: str, *, inject: bool) -> HyperWeights:
+    """One hyper-connection site under the prefix `at`; the one at the end has no inject."""
     return HyperWeights(
         gain_SD=b.vector(at + "hc_norm.weight", c.streams, c.hidden, add=1.0),
         down=b.matrix(at + "input_mix_weight_down.weight", c.stream_rank, c.wide),

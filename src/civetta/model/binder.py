@@ -126,9 +126,10 @@ class Binder:
         """Names that were left aside, with the reason."""
         return {name: reason for name, reason in self._used.items() if reason}
 
-    def finish(self) -> None:
-        """Raise TensorSurplus when a tensor of the files was neither used nor ignored."""
-        left = [name for name in self._checkpoint.tensors if name not in self._used]
+    def finish(self, prefix: str = "") -> None:
+        """Raise TensorSurplus when a tensor under `prefix` was neither used nor ignored."""
+        names = (name for name in self._checkpoint.tensors if name.startswith(prefix))
+        left = [name for name in names if name not in self._used]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise TensorSurplus(

@@ -13,8 +13,10 @@ from civetta.errors import ArchitectureUnsupported, TensorMissing
 from civetta.kernels.select import select
 from civetta.model.bind_gguf import bind_gguf, bind_gguf_table
 from civetta.model.bind_hf import bind_hf, bind_hf_table
+from civetta.model.bind_mtp import bind_head
 from civetta.model.binder import Binder
 from civetta.model.config import ModelConfig, PleConfig, from_gguf, from_hf
+from civetta.model.mtp import MtpHead
 from civetta.model.trunk import Trunk
 from civetta.ngram.rows import MappedRows
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from civetta.checkpoint.quant import Weight
     from civetta.kernels.ops import Ops
+    from civetta.model.bind_mtp import CheckedHead
+    from civetta.model.mtp import HiddenNorm
     from civetta.model.weights import TrunkWeights
 
 
@@ -55,8 +59,15 @@ def load_trunk(
     return build_trunk(check_checkpoint(path), dtype=dtype, ops=ops or select("cpu"))
 
 
-def build_trunk(checked: CheckedModel, *, dtype: torch.dtype, ops: Ops) -> Trunk:
-    """The trunk of a checked model; weights stay views of the files."""
+def build_trunk(
+    checked: CheckedModel,
+    *,
+    dtype: torch.dtype,
+    ops: Ops,
+    head: CheckedHead | None = None,
+    head_norm: HiddenNorm = "wide",
+) -> Trunk:
+    """The trunk of a checked model, with its draft head if given; weights stay views of the files."""
     weights, table = _bind(
         Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config
     )
@@ -64,7 +75,10 @@ def build_trunk(checked: CheckedModel, *, dtype: torch.dtype, ops: Ops) -> Trunk
     if table is not None:
         config = replace(config, ple=table[0])
         rows = MappedRows(table[1])
-    return Trunk(config, weights, ops, dtype, rows)
+    mtp = None
+    if head is not None:
+        mtp = MtpHead(config, bind_head(head, config, weights), ops, dtype, norm=head_norm)
+    return Trunk(config, weights, ops, dtype, rows, mtp)
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:

@@ -37,12 +37,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Where a piece lies in the packed rows: [start, stop), and its first position."""
+    """Where a piece lies in the packed rows: [start, stop), and its first position.
+
+    known_3N: rope positions of the sequence's tokens up to the piece's last one.
+    """
 
     session: Session
     start: int
     stop: int
     first: int
+    known_3N: Tensor
 
     @property
     def part(self) -> slice:

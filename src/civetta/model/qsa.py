@@ -31,22 +31,54 @@ def qsa(
     rope_3T: Tensor,
 ) -> Tensor:
     """y_TD of QSA layer number `index`; writes keys, values and index keys of the new rows."""
+    qsa_write(ops, c, w, h_TD, spans, index, rope, rope_3T)
+    return qsa_read(ops, c, w, h_TD, spans, index, rope, rope_3T)
+
+
+def qsa_write(
+    ops: Ops,
+    c: ModelConfig,
+    w: QsaWeights,
+    h_TD: Tensor,
+    spans: tuple[Span, ...],
+    index: int,
+    rope: RopeTable,
+    rope_3T: Tensor,
+) -> None:
+    """Keys, values and index keys of the rows, into the pages of layer number `index`."""
+    cos, sin = rope.angles(rope_3T)
+    dtype = h_TD.dtype
+    k_TGA = ops.matmul(h_TD, w.k, dtype).view(-1, c.kv_heads, c.head_dim)
+    k_TGA = ops.rope(ops.rms_norm(k_TGA, w.k_norm_A, c.rms_eps), cos, sin)
+    v_TGA = ops.matmul(h_TD, w.v, dtype).view(-1, c.kv_heads, c.head_dim)
+    ik_TX = ops.matmul(h_TD, w.index_k, dtype)
+    for span in spans:
+        pages = span.session.pool.layers[index]
+        _write(pages, span, k_TGA[span.part], v_TGA[span.part], ik_TX[span.part])
+        _pool_blocks(ops, c, w, pages, span, rope)
+
+
+def qsa_read(
+    ops: Ops,
+    c: ModelConfig,
+    w: QsaWeights,
+    h_TD: Tensor,
+    spans: tuple[Span, ...],
+    index: int,
+    rope: RopeTable,
+    rope_3T: Tensor,
+) -> Tensor:
+    """y_TD of rows whose own keys, and all before them, have been written."""
     cos, sin = rope.angles(rope_3T)
     dtype = h_TD.dtype
     q_and_gate = ops.matmul(h_TD, w.q, dtype).view(-1, c.heads, 2, c.head_dim)
     q_TQA = ops.rope(ops.rms_norm(q_and_gate[:, :, 0], w.q_norm_A, c.rms_eps), cos, sin)
-    k_TGA = ops.matmul(h_TD, w.k, dtype).view(-1, c.kv_heads, c.head_dim)
-    k_TGA = ops.rope(ops.rms_norm(k_TGA, w.k_norm_A, c.rms_eps), cos, sin)
-    v_TGA = ops.matmul(h_TD, w.v, dtype).view(-1, c.kv_heads, c.head_dim)
     iq_TIX = ops.matmul(h_TD, w.index_q, dtype).view(-1, c.index_heads, c.index_dim)
     iq_TIX = ops.rope(ops.rms_norm(iq_TIX, w.index_q_norm_X, c.rms_eps), cos, sin)
-    ik_TX = ops.matmul(h_TD, w.index_k, dtype)
-    outs = []
-    for span in spans:
-        pages = span.session.pool.layers[index]
-        _write(pages, span, k_TGA[span.part], v_TGA[span.part], ik_TX[span.part])
-        _pool_blocks(ops, c, w, pages, span, rope, rope_3T[:, span.part])
-        outs.append(_attend(ops, c, pages, span, q_TQA[span.part], iq_TIX[span.part]))
+    outs = [
+        _attend(ops, c, span.session.pool.layers[index], span, q_TQA[span.part], iq_TIX[span.part])
+        for span in spans
+    ]
     o_TQA = torch.cat(outs) if len(outs) > 1 else outs[0]
     gated = o_TQA.float() * sigmoid(q_and_gate[:, :, 1].float())
     return ops.matmul(gated.to(dtype).flatten(1), w.out, dtype)
@@ -73,7 +105,6 @@ def _pool_blocks(
     pages: LayerPages,
     span: Span,
     rope: RopeTable,
-    rope_3T: Tensor,
 ) -> None:
     """Index keys of the blocks that these rows complete."""
     ratio = c.index_ratio
@@ -83,8 +114,7 @@ def _pool_blocks(
         return
     page, place = _slots(span.session, (blocks[:, None] * ratio + torch.arange(ratio)).flatten())
     raw_BNX = pages.index_raw[page, place].view(len(blocks), ratio, -1)
-    known_3N = torch.cat([span.session.rope_positions(), rope_3T], dim=1)
-    cos, sin = rope.angles(known_3N[:, blocks * ratio])
+    cos, sin = rope.angles(span.known_3N[:, blocks * ratio])
     keys = ops.index_pool(raw_BNX, w.index_k_norm_X, c.rms_eps, cos, sin)
     page, place = _slots(span.session, blocks * ratio)
     pages.index_key[page, place // ratio] = keys

@@ -1,7 +1,7 @@
 """A small random model in the Hugging Face form: what runs when no model is named, and in tests.
 
-It has every part of the real one (GDN, sparse attention, experts, streams, n-gram table) at sizes
-that load in an instant. Its text is noise.
+It has every part of the real one (GDN, sparse attention, experts, streams, n-gram table, draft
+head) at sizes that load in an instant. Its text is noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPECIALS = (
 _SHOWN = frozenset(SPECIALS[7:])  # what replies are read by; text, not structure
 MERGE = ("h", "e")  # one, because a GGUF writer leaves an empty list out
 _FIRST_SPECIAL = 256
-_FOLDER = "tiny-1"  # the number grows whenever what is written changes
+_FOLDER = "tiny-2"  # the number grows whenever what is written changes
 
 
 def special_id(text: str) -> int:
@@ -86,6 +86,7 @@ def tiny_config() -> dict[str, Any]:
         "ngram_vocab_size_base": 61,
         "make_ngram_vocab_size_divisible_by": 96,
         "split_ngram_parts": 12,
+        "mtp_num_hidden_layers": 1,
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 32,
@@ -139,7 +140,31 @@ def tiny_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, NDArray[
     tensors: dict[str, NDArray[Any]] = {n: _draw(n, s, random) for n, s in shapes.items()}
     for one_based in text["ple_layer_ids"]:
         tensors |= _ple_tensors(f"{root}layers.{one_based - 1}.ple.", text, random)
+    if text.get("mtp_num_hidden_layers"):
+        tensors |= {n: _draw(n, s, random) for n, s in _head_shapes(text).items()}
     return tensors
+
+
+def _head_shapes(text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The draft head (model.md A.4)."""
+    hidden, wide, rank = (
+        text["hidden_size"],
+        text["hc_count"] * text["hidden_size"],
+        text["hc_lowrank"],
+    )
+    at, mixer = "mtp.layers.0.", "mtp.hyper_connection_mixer."
+    return {
+        "mtp.fc_embedding.weight": (hidden, hidden),
+        "mtp.fc_hidden.weight": (hidden, hidden),
+        "mtp.pre_fc_norm_embedding.weight": (hidden,),
+        "mtp.pre_fc_norm_hidden.weight": (wide,),
+        mixer + "hc_norm.weight": (wide,),
+        mixer + "input_mix_weight_down.weight": (rank, wide),
+        mixer + "input_mix_weight_up.weight": (wide, rank),
+        **_stream_shapes(at, text),
+        **_attention_shapes(at + "self_attn.", text),
+        **_mlp_shapes(at + "mlp.", text),
+    }
 
 
 def _stream_shapes(at: str, text: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -246,7 +271,7 @@ def _draw(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDA
         values = random.normal(1.0, 0.1, shape)
     elif len(shape) == 1:
         values = random.normal(0.0, 0.1, shape)
-    elif "embed" in name:
+    elif "embed" in name and ".fc_" not in name:
         values = random.normal(0.0, 1.0, shape)
     else:
         values = random.normal(0.0, 1.0, shape) / np.sqrt(shape[-1])

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig
     from civetta.model.inputs import RowSource
+    from civetta.model.mtp import MtpHead
     from civetta.model.weights import BlockWeights, TrunkWeights
 
 
 class Trunk:
-    """The text model: weights, ops and the n-gram table. Holds no state of any sequence."""
+    """The text model: weights, ops, the n-gram table and the draft head, if one is loaded.
+
+    Holds no state of any sequence.
+    """
 
     def __init__(
         self,
@@ -37,8 +41,10 @@ class Trunk:
         ops: Ops,
         dtype: torch.dtype,
         rows: RowSource | None,
+        head: MtpHead | None = None,
     ) -> None:
         self.config, self.weights, self.ops, self.dtype = config, weights, ops, dtype
+        self.head = head
         self._rows = rows
         self._rope = RopeTable(config.rope_dims, config.rope_theta, config.mrope_section)
         kinds = config.layer_kinds
@@ -47,7 +53,7 @@ class Trunk:
     def store(self, *, sessions: int, context_tokens: int) -> SessionStore:
         """State for `sessions` sequences of up to `context_tokens` tokens."""
         return SessionStore(
-            state_shape(self.config),
+            state_shape(self.config, has_head=self.head is not None),
             sessions=sessions,
             context_tokens=context_tokens,
             dtype=self.dtype,
@@ -67,7 +73,7 @@ class Trunk:
             piece.session.reserve(len(piece.ids))
         spans = _spans(pieces)
         with torch.inference_mode():
-            rope_3T = torch.cat([_rope_positions(span) for span in spans], dim=1)
+            rope_3T = torch.cat([span.known_3N[:, span.first :] for span in spans], dim=1)
             x_TSD = self._embed(pieces)
             for i, block in enumerate(self.weights.blocks):
                 if block.ple is not None:
@@ -75,6 +81,8 @@ class Trunk:
                 x_TSD = self._block(block, x_TSD, spans, self._index[i], rope_3T)
             for piece, span in zip(pieces, spans, strict=True):
                 _advance(piece, rope_3T[:, span.part])
+            if self.head is not None:
+                self.head.follow(spans, x_TSD)
             return self._logits(x_TSD, _wanted(pieces, spans))
 
     def _embed(self, pieces: Sequence[Piece]) -> Tensor:
@@ -123,11 +131,11 @@ class Trunk:
         return self.ops.matmul(h_TD, self.weights.head, torch.float32)
 
 
-def state_shape(c: ModelConfig) -> StateShape:
-    """Sizes of a session's state."""
+def state_shape(c: ModelConfig, *, has_head: bool = False) -> StateShape:
+    """Sizes of a session's state; a draft head's keys are one layer more."""
     return StateShape(
         pages=PageShape(
-            layers=c.qsa_layers,
+            layers=c.qsa_layers + has_head,
             kv_heads=c.kv_heads,
             head_dim=c.head_dim,
             index_dim=c.index_dim,
@@ -144,6 +152,7 @@ def state_shape(c: ModelConfig) -> StateShape:
             ple_rows=c.ple.history_rows if c.ple else 0,
         ),
         ngram_context=c.ple.hash.context if c.ple else 0,
+        draft_width=c.wide if has_head else 0,
     )
 
 
@@ -153,15 +162,22 @@ def _spans(pieces: Sequence[Piece]) -> tuple[Span, ...]:
         stop = start + len(piece.ids)
         assert stop > start, "an empty piece"
         spans.append(
-            Span(session=piece.session, start=start, stop=stop, first=piece.session.position)
+            Span(
+                session=piece.session,
+                start=start,
+                stop=stop,
+                first=piece.session.position,
+                known_3N=piece.session.foresee(_rope_positions(piece)),
+            )
         )
         start = stop
     return tuple(spans)
 
 
-def _rope_positions(span: Span) -> Tensor:
+def _rope_positions(piece: Piece) -> Tensor:
     """Text positions: t = h = w = place in the sequence."""
-    return torch.arange(span.first, span.first + span.stop - span.start).expand(3, -1)
+    first = piece.session.position
+    return torch.arange(first, first + len(piece.ids)).expand(3, -1)
 
 
 def _advance(piece: Piece, rope_3T: Tensor) -> None:

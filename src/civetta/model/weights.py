@@ -89,3 +89,20 @@ class TrunkWeights:
     blocks: tuple[BlockWeights, ...]
     mixer: HyperWeights
     head: Weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpWeights:
+    """The draft head (model.md B.1). `embed` and `head` are the trunk's unless the file has own ones.
+
+    hidden_norm_SD is the gain of the norm over the streams, whichever way that norm runs.
+    """
+
+    embed: Weight
+    embed_norm_D: Tensor
+    hidden_norm_SD: Tensor
+    embed_in: Weight
+    hidden_in: Weight
+    block: BlockWeights
+    mixer: HyperWeights
+    head: Weight

@@ -13,17 +13,19 @@ from torch import Tensor
 
 from civetta.errors import EngineBusy
 from civetta.kernels.ops import PAGE_TOKENS
+from civetta.state.drafts import DraftRows
 from civetta.state.pages import PagePool, PageShape
 from civetta.state.recurrent import REWIND_ROWS, RecurrentShape, RecurrentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """What the model needs from a session."""
+    """What the model needs from a session. `draft_width`: streams for a draft head, 0 without."""
 
     pages: PageShape
     recurrent: RecurrentShape
     ngram_context: int
+    draft_width: int = 0
 
 
 class Session:
@@ -34,6 +36,7 @@ class Session:
         self.ids: list[int] = []
         self.pages: list[int] = []
         self.recurrent = RecurrentState(shape.recurrent, dtype)
+        self.drafts = DraftRows(shape.draft_width) if shape.draft_width else None
         self._pool = pool
         self._rope = torch.zeros(3, PAGE_TOKENS, dtype=torch.int64)
         self._table = torch.zeros(0, dtype=torch.int64)
@@ -79,12 +82,23 @@ class Session:
         """Rope positions (t, h, w) of the tokens so far, int64 [3, position]."""
         return self._rope[:, : self.position]
 
+    def foresee(self, rope_3T: Tensor, first: int | None = None) -> Tensor:
+        """Rope positions of tokens to come, from `first` (the next token) on.
+
+        Returns those of all tokens up to the last of them, int64 [3, N], a view that the next call
+        may change behind the sequence's end.
+        """
+        start = self.position if first is None else first
+        stop = start + rope_3T.shape[1]
+        with torch.inference_mode():  # the buffer may have been made in it: then only there
+            while self._rope.shape[1] < stop:
+                self._rope = torch.cat([self._rope, torch.zeros_like(self._rope)], dim=1)
+            self._rope[:, start:stop] = rope_3T
+            return self._rope[:, :stop]
+
     def extend(self, ids: list[int], rope_3T: Tensor) -> None:
         """Tokens whose state has been written; their pages were reserved before."""
-        start, stop = self.position, self.position + len(ids)
-        while self._rope.shape[1] < stop:
-            self._rope = torch.cat([self._rope, torch.zeros_like(self._rope)], dim=1)
-        self._rope[:, start:stop] = rope_3T
+        self.foresee(rope_3T)
         self.ids.extend(ids)
         self.rewindable = min(REWIND_ROWS, self.rewindable + len(ids))
 
@@ -99,6 +113,12 @@ class Session:
         self.recurrent.rewind(tokens)
         self.rewindable -= tokens
         del self.ids[-tokens:]
+        if self.drafts is not None:
+            self.drafts.rewind(tokens, self.position)
+        self.trim()
+
+    def trim(self) -> None:
+        """Give back pages that were reserved for tokens that did not come."""
         needed = -(-self.position // PAGE_TOKENS)
         for page in self.pages[needed:]:
             self._pool.drop(page)
@@ -119,6 +139,8 @@ class Session:
         if not self._closed:
             assert len(self.pages) == -(-self.position // PAGE_TOKENS), "pages do not match tokens"
             assert len(set(self.pages)) == len(self.pages), "a page is listed twice"
+            if self.drafts is not None and self.drafts.kept:
+                assert self.drafts.written <= max(self.position - 1, 0), "a head row is unfounded"
             assert 0 <= self.position - self.recurrent.base < 2 * PAGE_TOKENS, "open chunk too long"
 
 
