@@ -21,7 +21,7 @@ from civetta.engine.protocol import (
     TokenEvent,
 )
 from civetta.errors import CivettaError, ContextOverflow, EngineClosed
-from civetta.types import FinishReason, TokenLogprob, Usage
+from civetta.types import CancelCause, FinishReason, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +73,8 @@ class FakeEngine:
         self.finished: list[Finished] = []
         self.ended = threading.Semaphore(0)
         self.closed = False
+        self._cancelled: dict[str, threading.Event] = {}
+        self._aborted: set[str] = set()
 
     @property
     def info(self) -> ModelInfo:
@@ -102,12 +104,17 @@ class FakeEngine:
             raise ContextOverflow(len(request.prompt_ids), self._context_tokens, request.max_tokens)
         self.requests.append(request)
         outbox, cancelled = Outbox(max_unread=1 << 20), threading.Event()
+        self._cancelled[request.request_id] = cancelled
         run = threading.Thread(target=self._run, args=(request, outbox, cancelled), daemon=True)
         run.start()
         return OutboxStream(outbox, cancelled.set)
 
     def abort(self, request_id: str) -> bool:
-        return False
+        if request_id not in self._cancelled:
+            return False
+        self._aborted.add(request_id)
+        self._cancelled[request_id].set()
+        return True
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -133,7 +140,14 @@ class FakeEngine:
         except CivettaError as error:
             outbox.fail(error)
         finally:
+            del self._cancelled[request.request_id]
             self.ended.release()
+
+    def _cause(self, request: GenerateRequest, usage: Usage) -> CancelCause:
+        if request.request_id in self._aborted:
+            return CancelCause.ABORTED
+        late = request.timeout_s is not None and usage.decode_s >= request.timeout_s
+        return CancelCause.TIMEOUT if late else CancelCause.SHUTDOWN
 
     def _type(self, request: GenerateRequest, outbox: Outbox, cancelled: threading.Event) -> None:
         prompt_tokens = len(request.prompt_ids)
@@ -167,7 +181,9 @@ class FakeEngine:
             prefill_s=0.01,
             decode_s=max(time.monotonic() - started_s, 1e-6),
         )
-        end = Finished(reason=reason, usage=usage, text=rest, stop=stops.hit)
+        end = Finished(
+            reason=reason, usage=usage, text=rest, stop=stops.hit, cause=self._cause(request, usage)
+        )
         self.finished.append(end)
         outbox.put(end)
 

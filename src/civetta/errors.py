@@ -23,6 +23,7 @@ CivettaError
 ├── EngineBusy                 the queue is full                                      (HTTP 429)
 │   └── TooManyRequests        more open requests than --max-connections              (HTTP 503)
 ├── EngineClosed               shutting down or not ready                             (HTTP 503)
+├── RequestAborted             somebody ended the request by its id                   (HTTP 499)
 ├── RequestTimeout             --request-timeout-ms ran out                           (HTTP 504)
 ├── ListenError                the server cannot listen on its address                (exit 1)
 ├── DeviceError                the device is absent, lost or too small
@@ -209,6 +210,13 @@ class EngineClosed(CivettaError):
 
     code = "not_ready"
     http_status = 503
+
+
+class RequestAborted(CivettaError):
+    """Somebody ended the request by its id; 499 is nginx's status for a request called off."""
+
+    code = "request_aborted"
+    http_status = 499
 
 
 class RequestTimeout(CivettaError):

@@ -176,9 +176,7 @@ class ReasoningOptions:
 class EngineOptions:
     """How requests share the engine."""
 
-    sessions: int = _setting(
-        1, "-j --sessions N", "Requests that run at the same time (this version: 1).", low=1
-    )
+    sessions: int = _setting(1, "-j --sessions N", "Requests that run at the same time.", low=1)
     prefill_batch: int = _setting(
         2048,
         "--prefill-batch N",
@@ -198,6 +196,12 @@ class EngineOptions:
     )
     request_timeout_ms: int = _setting(
         0, "--request-timeout-ms MS", "Limit on waiting plus generating; 0 is none.", low=0
+    )
+    stall_timeout_ms: int = _setting(
+        60_000,
+        "--stall-timeout-ms MS",
+        "A step longer than this is logged as a stall, and health checks fail; 0 is never.",
+        low=0,
     )
     max_output_bytes: int = _setting(
         1_048_576,
@@ -245,6 +249,13 @@ class ServerOptions:
     )
     max_connections: int = _setting(
         64, "--max-connections N", "Requests open at once; one more is answered with 503.", low=1
+    )
+    drain_timeout: float = _setting(
+        30.0,
+        "--drain-timeout S",
+        "After SIGTERM: seconds that running replies have to end, before they are cut off.",
+        low=0,
+        high=86_400,
     )
     unknown_fields: str = _setting(
         "error",

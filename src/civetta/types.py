@@ -73,12 +73,28 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSaving:
+    """Where a prompt's cached tokens came from, and why they are not more.
+
+    `source` is none, ram or disk. `miss` is a `cache.protocol.MissReason` as text, None when all
+    that is known of the prompt was reused; `miss_token` is the first token that was not. `wait_s`
+    was spent waiting for another request to compute the same prefix.
+    """
+
+    source: str = "none"
+    miss: str | None = None
+    miss_token: int | None = None
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts and durations of one request (seconds)."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    cache: CacheSaving = CacheSaving()
     reasoning_tokens: int = 0
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0

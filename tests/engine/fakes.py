@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from civetta.cache.protocol import CacheStats, KeepKind, MissReason, RestorePoint, Tier
 from civetta.engine.protocol import GenerateRequest, ModelInfo
+from civetta.errors import EngineBusy
+from civetta.kernels.ops import PAGE_TOKENS
 from civetta.types import SamplingParams
 
 VOCAB = 260
@@ -71,6 +74,10 @@ class FakeSession:
     closed: bool = False
 
     @property
+    def pages(self):
+        return range(-(-len(self.ids) // PAGE_TOKENS))
+
+    @property
     def position(self):
         return len(self.ids)
 
@@ -101,6 +108,7 @@ class FakeModel:
         self.open_sessions = 0
         self.most_sessions = 0
         self.fail_close = False
+        self.pages_total = self.pages_free = 10**9
         self.calls = []
         self.launches = []
         self.threads = set()
@@ -136,6 +144,95 @@ class FakeModel:
         for row, end in enumerate(wanted[rows]):
             logits[row, self.next_token(session.ids[:end])] = 8.0
         return logits
+
+
+@dataclass
+class FakeRestore:
+    """Gives the session its tokens after `delay` looks; `fault` is none, damaged or busy."""
+
+    session: FakeSession
+    ids: tuple
+    delay: int = 0
+    fault: str = "none"
+    tokens: int = 0
+    miss: MissReason | None = None
+    over: bool = False
+
+    def advance(self):
+        assert not self.over
+        if self.delay:
+            self.delay -= 1
+            return False
+        self.over = True
+        if self.fault == "busy":
+            raise EngineBusy("no pages")
+        if self.fault == "damaged":
+            self.miss = MissReason.DAMAGED
+            return True
+        self.session.ids.extend(self.ids)
+        self.tokens = len(self.ids)
+        return True
+
+    def cancel(self):
+        self.over = True
+
+
+class FakeCache:
+    """Keeps every state it is given as its tokens; asks for the middle and the end of a prompt.
+
+    `next_restore` (delay, fault) may be changed by tests; `kept` lists what was kept and why.
+    """
+
+    def __init__(self):
+        self.states = set()
+        self.kept = []
+        self.restores = []
+        self.next_restore = (0, "none")
+        self.closed_with = None
+        self.spare = 0
+
+    def find(self, tokens, images=()):
+        ids = self._asked = tuple(tokens)
+        depth = max(
+            (len(s) for s in self.states if len(s) < len(ids) and ids[: len(s)] == s), default=0
+        )
+        wanted = sorted({len(ids) // 2, len(ids) - 1, len(ids)})
+        return RestorePoint(
+            cached_tokens=depth,
+            tier=Tier.RAM if depth else Tier.NONE,
+            keep_at=tuple(at for at in wanted if at > depth),
+            miss=None if depth else MissReason.COLD,
+            entry=depth,
+        )
+
+    def begin(self, point, session):
+        assert not session.ids
+        delay, fault = self.next_restore
+        restore = FakeRestore(session, self._asked[: point.cached_tokens], delay, fault)
+        self.restores.append(restore)
+        return restore
+
+    def keep(self, session, kind, images=()):
+        assert not session.closed
+        self.states.add(tuple(session.ids))
+        self.kept.append((len(session.ids), KeepKind(kind)))
+        return True
+
+    def make_room(self, pages):
+        if self.spare >= pages > 0:
+            self.spare -= pages
+            return True
+        return False
+
+    def stats(self):
+        return CacheStats(entries_ram=len(self.states))
+
+    def check(self):
+        pass
+
+    def close(self, *, drain_s=0.0):
+        assert self.closed_with is None
+        self.closed_with = drain_s
 
 
 def script(prompt_tokens, tokens):

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from civetta.engine.request import LEGAL_MOVES, Request, RequestState, check_request
 from civetta.errors import ContextOverflow, RequestInvalid
+from civetta.types import CancelCause
 from engine.fakes import VOCAB, ask
 
 
@@ -44,8 +45,13 @@ def test_huge_budgets_are_fine():
 
 
 def started(prompt=5, **fields):
-    request = Request(0, ask([1] * prompt, **fields), now_s=10.0)
-    request.admit(cached_tokens=0, now_s=11.0)
+    return admitted(Request(0, ask([1] * prompt, **fields), now_s=10.0), now_s=11.0)
+
+
+def admitted(request, *, cached_tokens=0, now_s=0.0):
+    request.leave_queue(now_s=now_s)
+    request.check()
+    request.restored(cached_tokens)
     return request
 
 
@@ -76,11 +82,11 @@ def test_durations_of_a_request_that_never_ran():
 
 def test_cached_tokens_are_not_prefilled_again():
     request = Request(0, ask([1] * 5), now_s=0.0)
-    request.admit(cached_tokens=4, now_s=0.0)
+    admitted(request, cached_tokens=4)
     assert request.prompt_left == 1
     request.check()
     with pytest.raises(AssertionError):
-        Request(0, ask([1] * 5), now_s=0.0).admit(cached_tokens=5, now_s=0.0)
+        admitted(Request(0, ask([1] * 5), now_s=0.0), cached_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def test_illegal_moves_are_our_mistake():
     with pytest.raises(AssertionError):
         request.end(RequestState.CANCELLED, now_s=0.0)
     with pytest.raises(AssertionError):
-        request.admit(cached_tokens=0, now_s=0.0)
+        request.leave_queue(now_s=0.0)
 
 
 def test_every_state_can_be_broken_off_until_it_is_terminal():
@@ -144,9 +150,38 @@ def test_every_state_can_be_broken_off_until_it_is_terminal():
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(0, 3))
 def test_books_balance_after_every_chunk(chunks, cached):
     request = Request(0, ask([1] * (sum(chunks) + cached)), now_s=0.0)
-    request.admit(cached_tokens=cached, now_s=0.0)
+    admitted(request, cached_tokens=cached)
     for chunk in chunks:
         assert request.state is RequestState.PREFILLING
         request.prefilled(chunk, now_s=1.0)
         request.check()
     assert request.state is RequestState.DECODING
+
+
+def test_a_request_that_was_put_back_prefills_what_it_said():
+    request = started(5, max_tokens=9)
+    request.prefilled(5, now_s=12.0)
+    for token in (7, 8):
+        request.generated(token)
+    request.put_back()
+    request.check()
+    assert request.queued
+    assert request.prompt_left == 7
+    admitted(request, cached_tokens=6, now_s=20.0)
+    request.check()
+    assert request.next_prompt_ids(1) == (8,)
+    assert request.cached_tokens == 0  # finding one's own state again saves nobody anything
+    request.prefilled(1, now_s=21.0)
+    request.generated(9)
+    request.end(RequestState.FINISHED, now_s=25.0)
+    usage = request.usage(now_s=99.0)
+    assert (usage.queue_s, usage.prefill_s, usage.decode_s) == (1.0, 1.0, 13.0)
+    assert request.sequence_ids == (1, 1, 1, 1, 1, 7, 8, 9)
+
+
+def test_the_first_cause_of_an_end_counts():
+    request = Request(0, ask(timeout_s=5.0), now_s=10.0)
+    assert request.overdue(15.0) is CancelCause.TIMEOUT
+    request.cancel(CancelCause.ABORTED)
+    request.cancel()
+    assert request.overdue(15.0) is CancelCause.ABORTED

@@ -20,7 +20,10 @@ def usage_payload(usage: Usage) -> dict[str, Any]:
 
 
 def timings_payload(usage: Usage) -> dict[str, Any]:
-    """llama.cpp's `timings` object: milliseconds, and rates of tokens a second."""
+    """llama.cpp's `timings` object: milliseconds, and rates of tokens a second.
+
+    Civetta adds where cached tokens came from, and why they were not more.
+    """
     computed = usage.prompt_tokens - usage.cached_tokens
     timings: dict[str, Any] = {
         "cache_n": usage.cached_tokens,
@@ -33,6 +36,13 @@ def timings_payload(usage: Usage) -> dict[str, Any]:
         "predicted_per_token_ms": _ms(_ratio(usage.decode_s, usage.completion_tokens)),
         "predicted_per_second": round(_ratio(usage.completion_tokens, usage.decode_s), 3),
     }
+    cache = usage.cache
+    timings["cache_source"] = cache.source
+    if cache.miss is not None:
+        timings["cache_miss_reason"] = cache.miss
+        timings["cache_miss_token"] = cache.miss_token
+    if cache.wait_s:
+        timings["shared_prefix_wait_ms"] = _ms(cache.wait_s)
     if usage.draft_tokens:
         timings["draft_n"] = usage.draft_tokens
         timings["draft_n_accepted"] = usage.draft_tokens_accepted

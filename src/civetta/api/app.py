@@ -50,6 +50,7 @@ def _routes() -> list[Route]:
         Route("/metrics", service.metrics),
         Route("/v1/models", service.models),
         Route("/v1/models/{model_id:path}", service.model),
+        Route("/v1/requests/{request_id}", service.abort, methods=["DELETE"]),
         Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
         Route("/v1/completions", completions.completions, methods=["POST"]),
     ]

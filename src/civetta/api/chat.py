@@ -70,6 +70,7 @@ def reply_options(fields: ChatFields, settings: Settings, request: Request) -> R
         stop=stops_of(fields.stop),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         timeout_s=timeout_of(settings),
+        use_cache=fields.cache_prompt is not False,
         request_id=request.state.request_id,
         client_id=client_of(request),
     )
@@ -198,7 +199,7 @@ class ChatEncoder:
 
     def _finish(self, end: ReplyEnd) -> ReplyEnd:
         if end.finish_reason is FinishReason.CANCELLED:
-            raise broken_off(end.usage, self._timeout_s)
+            raise broken_off(end.cause, self._timeout_s)
         self._end = end
         return end
 

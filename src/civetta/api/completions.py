@@ -153,7 +153,7 @@ class CompletionEncoder:
 
     def _finish(self, item: Finished) -> Usage:
         if item.reason is FinishReason.CANCELLED:
-            raise broken_off(item.usage, self._timeout_s)
+            raise broken_off(item.cause, self._timeout_s)
         self._end = item
         return item.usage
 
@@ -181,6 +181,7 @@ async def _generate_request(
         stop=stops_of(fields.stop),
         ignore_eos=bool(fields.ignore_eos),
         timeout_s=timeout_of(settings),
+        use_cache=fields.cache_prompt is not False,
         client_id=client_of(request),
     )
 

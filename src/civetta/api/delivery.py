@@ -14,14 +14,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from civetta.api.wire import DONE, PING, error_payload, event, json_response
-from civetta.errors import CivettaError, EngineClosed, RequestTimeout
+from civetta.errors import CivettaError, EngineClosed, RequestAborted, RequestTimeout
+from civetta.types import CancelCause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from starlette.types import Receive, Scope, Send
-
-    from civetta.types import Usage
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
@@ -72,14 +71,15 @@ class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
-def broken_off(usage: Usage, timeout_s: float | None) -> CivettaError:
+def broken_off(cause: CancelCause | None, timeout_s: float | None) -> CivettaError:
     """The error of a generation that somebody other than its client ended."""
-    spent_s = usage.queue_s + usage.prefill_s + usage.decode_s
-    if timeout_s is not None and spent_s >= timeout_s:
+    if cause is CancelCause.TIMEOUT and timeout_s is not None:
         return RequestTimeout(
             f"The request took longer than {timeout_s:g} s, the server's --request-timeout-ms: ask"
             " for fewer tokens, or raise the limit."
         )
+    if cause is CancelCause.ABORTED:
+        return RequestAborted("The request was ended by its id: send it again if it is needed.")
     return EngineClosed("The server is shutting down: send the request again later.")
 
 

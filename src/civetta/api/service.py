@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import PlainTextResponse, Response
 
 from civetta.api.wire import json_response
-from civetta.errors import EngineClosed, ModelNotFound
+from civetta.errors import EngineClosed, ModelNotFound, RouteNotFound
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -24,6 +24,18 @@ _METRICS = (
     ("requests_total", "counter", "Requests that reached the engine."),
     ("requests_cancelled_total", "counter", "Requests ended by their client or a limit."),
     ("requests_failed_total", "counter", "Requests that failed."),
+    ("requests_put_back_total", "counter", "Times a request had to compute its state again."),
+    ("n_tokens_max", "gauge", "Longest sequence so far, in tokens."),
+    ("kv_cache_usage_ratio", "gauge", "Share of the key/value pages that sessions or cache hold."),
+    ("kv_cache_tokens", "gauge", "Tokens in the sequences that run."),
+    ("stalls_total", "counter", "Steps that took longer than --stall-timeout-ms."),
+    ("cache_hits_ram_total", "counter", "Prompts that began from a state in RAM."),
+    ("cache_hits_disk_total", "counter", "Prompts that began from a state on disk."),
+    ("cache_misses_total", "counter", "Prompts that began from nothing."),
+    ("cache_entries", "gauge", "States kept in RAM."),
+    ("cache_ram_bytes", "gauge", "Bytes of the states kept in RAM."),
+    ("cache_disk_bytes", "gauge", "Bytes of the states kept on disk."),
+    ("cache_evicted_total", "counter", "States given up for room."),
     ("requests_processing", "gauge", "Requests running."),
     ("requests_deferred", "gauge", "Requests waiting."),
 )
@@ -38,9 +50,16 @@ def engine_of(request: Request) -> EngineClient:
 
 
 async def health(request: Request) -> Response:
-    """GET /health, /healthz, /v1/health: 200 once requests are served, 503 while loading."""
-    if request.app.state.engine is None:
+    """GET /health, /healthz, /v1/health: 200 once requests are served.
+
+    503 while the model loads, and while a step takes longer than --stall-timeout-ms.
+    """
+    engine: EngineClient | None = request.app.state.engine
+    if engine is None:
         return json_response({"status": "loading model"}, 503, {"Retry-After": "1"})
+    stalled_s = engine.stats().stalled_s
+    if stalled_s:
+        return json_response({"status": "stalled", "stalled_s": round(stalled_s, 1)}, 503)
     return json_response({"status": "ok"})
 
 
@@ -61,6 +80,19 @@ async def model(request: Request) -> Response:
     """GET /v1/models/{id}. Raises ModelNotFound for another id."""
     check_model(request, request.path_params["model_id"], param="model")
     return json_response(_entry(request))
+
+
+async def abort(request: Request) -> Response:
+    """DELETE /v1/requests/{id}: end the request that was answered with this X-Request-ID.
+
+    Raises RouteNotFound when no such request waits or runs.
+    """
+    request_id = request.path_params["request_id"]
+    if not engine_of(request).abort(request_id):
+        raise RouteNotFound(
+            f"No request {request_id[:80]!r} waits or runs: it has ended, or never was here."
+        )
+    return json_response({"id": request_id, "object": "request", "aborted": True})
 
 
 async def metrics(request: Request) -> Response:
@@ -134,6 +166,22 @@ def _metric_values(stats: EngineStats) -> dict[str, float]:
         "requests_total": stats.requests_total,
         "requests_cancelled_total": stats.requests_cancelled_total,
         "requests_failed_total": stats.requests_failed_total,
+        "requests_put_back_total": stats.put_back_total,
+        "n_tokens_max": stats.longest_sequence_tokens,
+        "kv_cache_usage_ratio": round(_share(stats.pages_free, stats.pages_total), 6),
+        "kv_cache_tokens": stats.session_tokens,
+        "stalls_total": stats.stalls_total,
+        "cache_hits_ram_total": stats.cache.hits_ram_total,
+        "cache_hits_disk_total": stats.cache.hits_disk_total,
+        "cache_misses_total": stats.cache.misses_total,
+        "cache_entries": stats.cache.entries_ram,
+        "cache_ram_bytes": stats.cache.ram_bytes,
+        "cache_disk_bytes": stats.cache.disk_bytes,
+        "cache_evicted_total": stats.cache.evicted_total,
         "requests_processing": stats.running,
         "requests_deferred": stats.waiting,
     }
+
+
+def _share(free: int, total: int) -> float:
+    return (total - free) / total if total else 0.0

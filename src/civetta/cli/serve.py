@@ -1,13 +1,14 @@
 """`civetta serve`: the HTTP API on one address, until SIGTERM or Ctrl+C.
 
 It listens before it loads, so that health checks answer (503) meanwhile and a taken port is
-told at once. SIGTERM stops listening, lets running replies end for DRAIN_S at most, and exits 0.
+told at once. SIGTERM stops listening, lets running replies end for --drain-timeout at most, and exits 0.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import socket
 import sys
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from civetta.engine.protocol import EngineClient
     from civetta.options import ServerOptions, Settings
 
-DRAIN_S = 30
 EXIT_INTERRUPTED = 130
 _log = logging.getLogger("civetta.serve")
 
@@ -89,7 +89,7 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
             access_log=False,
             lifespan="off",
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout),
         )
     )
     _adopt_uvicorn_log()

@@ -16,7 +16,7 @@ from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import resolve
 from civetta.engine.protocol import Finished, GenerateRequest, Progress, Started, TokenEvent
 from civetta.errors import RequestInvalid
-from civetta.types import FinishReason, SamplingOverrides, TokenLogprob, Usage
+from civetta.types import CancelCause, FinishReason, SamplingOverrides, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -44,6 +44,7 @@ class ReplyOptions:
     tools: bool = True
     parallel_tool_calls: bool = True
     timeout_s: float | None = None
+    use_cache: bool = True
     request_id: str = ""
     client_id: str = ""
 
@@ -76,7 +77,10 @@ class ReplyDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyEnd:
-    """The whole reply. `seed` repeats it; `stop` is the stop string that ended it."""
+    """The whole reply. `seed` repeats it; `stop` is the stop string that ended it.
+
+    `cause` says who ended one whose reason is CANCELLED.
+    """
 
     reasoning: str
     content: str
@@ -85,6 +89,7 @@ class ReplyEnd:
     usage: Usage
     seed: int
     stop: str | None = None
+    cause: CancelCause | None = None
 
 
 ReplyEvent = Started | Progress | ReplyDelta | ReplyEnd
@@ -169,6 +174,7 @@ class ChatClient:
             stop=options.stop,
             ignore_eos=options.ignore_eos,
             timeout_s=options.timeout_s,
+            use_cache=options.use_cache,
             client_id=options.client_id,
         )
 
@@ -280,4 +286,5 @@ class _ReplyReader:
             usage=replace(event.usage, reasoning_tokens=self._reasoning_tokens),
             seed=self._seed,
             stop=event.stop,
+            cause=event.cause,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.outbox import OutboxStream
 from civetta.engine.request import check_request
 from civetta.engine.scheduler import Budget
+from civetta.engine.stall import StallWatch
 from civetta.errors import RequestInvalid, TemplateError, TokenizerError
 from civetta.options import EngineOptions
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import TracebackType
 
+    from civetta.cache.protocol import ContinuationCache
     from civetta.chat.template import ChatTemplate
     from civetta.chat.tokenizer import Tokenizer
     from civetta.engine.language_model import LanguageModel
@@ -35,7 +38,8 @@ class Engine:
 
     `info.vocab_size` and `info.context_tokens` bound token ids and sequences. `end_ids` end a
     reply; left out, they are the tokenizer's. `options.request_timeout_ms` is the default deadline
-    of requests that bring none. The model is used by the step thread alone.
+    of requests that bring none. The model and the cache are used by the step thread alone, which
+    closes the cache at its end.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Engine:
         template: ChatTemplate | None,
         end_ids: Collection[int] | None = None,
         options: EngineOptions | None = None,
+        cache: ContinuationCache | None = None,
         max_unread: int = MAX_UNREAD_EVENTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,6 +65,7 @@ class Engine:
                 sessions=options.sessions,
                 prefill_batch=options.prefill_batch,
                 prefill_chunk=options.prefill_chunk,
+                pages=model.pages_total,
             ),
             max_pending=options.max_pending,
             context_tokens=info.context_tokens,
@@ -71,13 +77,21 @@ class Engine:
             model,
             limits,
             new_text=lambda stops: TokenText(tokenizer, stops),
+            cache=cache,
             clock=clock,
         )
         self._thread = threading.Thread(target=self._loop.run, name="civetta-step", daemon=True)
         self._thread.start()
+        self._watch = StallWatch(
+            self._loop.step_s,
+            timeout_s=options.stall_timeout_ms / 1000 or math.inf,
+            whose=self._loop.running_ids,
+        )
+        if options.stall_timeout_ms:
+            self._watch.start()
         # For an engine that is forgotten, and at the interpreter's exit: a step that still runs
         # while the interpreter is taken down would crash the process.
-        weakref.finalize(self, _shut_down, self._loop, self._thread)
+        weakref.finalize(self, _shut_down, self._loop, self._thread, self._watch)
 
     @property
     def info(self) -> ModelInfo:
@@ -128,14 +142,16 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters now; cheap, no device work."""
-        return self._loop.stats()
+        return replace(
+            self._loop.stats(), stalls_total=self._watch.stalls, stalled_s=self._watch.stalled_s
+        )
 
     def close(self) -> None:
         """End after the present step or chunk: what runs ends as cancelled, what waits is refused.
 
         Idempotent, and safe from any thread but the step thread.
         """
-        _shut_down(self._loop, self._thread)
+        _shut_down(self._loop, self._thread, self._watch)
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +165,8 @@ class Engine:
         self.close()
 
 
-def _shut_down(loop: StepLoop, thread: threading.Thread) -> None:
+def _shut_down(loop: StepLoop, thread: threading.Thread, watch: StallWatch) -> None:
     loop.stop()
+    watch.close()
     if thread is not threading.current_thread():  # a forgotten engine may be collected there
         thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from civetta.cache.protocol import KeepKind
 from civetta.engine.protocol import Finished
 from civetta.engine.request import RequestState
 from civetta.log import log_event
@@ -13,6 +14,7 @@ from civetta.types import CancelCause, FinishReason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from civetta.cache.protocol import ContinuationCache
     from civetta.engine.job import Job
     from civetta.engine.roster import Roster
     from civetta.engine.tally import Tally
@@ -24,10 +26,19 @@ _log = logging.getLogger(__name__)
 class Finisher:
     """Ends requests: takes them out, gives their state back, tells their readers; in this order.
 
-    Whatever fails on the way, the reader is told: nobody waits for a reply that never comes.
+    State that was computed is kept for later requests, unless a fault may have torn it. Whatever
+    fails on the way, the reader is told: nobody waits for a reply that never comes.
     """
 
-    def __init__(self, roster: Roster, tally: Tally, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cache: ContinuationCache,
+        roster: Roster,
+        tally: Tally,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
         self._roster, self._tally, self._clock = roster, tally, clock
 
     def finish(self, job: Job, reason: FinishReason, *, stop: str | None = None) -> None:
@@ -50,10 +61,10 @@ class Finisher:
 
     def put_back(self, job: Job) -> None:
         """Return a running request to the queue without its state; nothing it said is lost."""
-        session, job.session = job.live, None
+        self._tally.put_back += 1
         job.request.put_back()
         self._roster.put_back(job)
-        session.close()
+        self._give_up_session(job, keep=False)
 
     def _end(
         self,
@@ -68,12 +79,13 @@ class Finisher:
     ) -> None:
         request = job.request
         self._roster.remove(job)
-        session, job.session = job.session, None
         try:
+            self._tally.longest_sequence = max(
+                self._tally.longest_sequence, request.prompt_tokens + len(request.generated_ids)
+            )
             request.end(state, now_s=self._clock())
             self._tally.ended(request)
-            if session is not None:
-                session.close()
+            self._give_up_session(job, keep=error is None)
         finally:
             usage = request.usage(now_s=self._clock())
             if error is not None:
@@ -83,6 +95,20 @@ class Finisher:
                     Finished(reason=reason, usage=usage, text=text, stop=stop, cause=cause)
                 )
         _log_end(job, reason, error, cause)
+
+    def _give_up_session(self, job: Job, *, keep: bool) -> None:
+        session, job.session = job.session, None
+        restore, job.restore = job.restore, None
+        job.keep_at.clear()
+        if session is None:
+            return
+        try:
+            if restore is not None:
+                restore.cancel()
+            elif keep and session.position:
+                self._cache.keep(session, KeepKind.REPLY, job.images)
+        finally:
+            session.close()
 
 
 def _log_end(
@@ -99,6 +125,10 @@ def _log_end(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
+        cache_source=usage.cache.source,
+        cache_miss=usage.cache.miss,
+        cache_miss_token=usage.cache.miss_token,
+        shared_wait_s=usage.cache.wait_s or None,
         queue_s=usage.queue_s,
         prefill_s=usage.prefill_s,
         decode_s=usage.decode_s,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from civetta.cache.protocol import ImageMark, KeepKind, Restore, RestorePoint
     from civetta.decode.history import TokenHistory
     from civetta.decode.stream import TokenText
     from civetta.engine.outbox import Outbox
@@ -22,13 +23,29 @@ class Reply:
 
 
 @dataclass(slots=True, kw_only=True)
+class Parking:
+    """A request that waits for another one to compute a prefix that both have (sharing.py).
+
+    `leader` computes it up to `position`; `met` are the numbers of the requests that were looked
+    at once. `since_s` is when the waiting began, `wait_s` how long it took in all.
+    """
+
+    leader: Job | None = None
+    position: int = 0
+    met: set[int] = field(default_factory=set)
+    since_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
 class Job:
     """One request at work.
 
     `ticket` is its place in the queue (shares.py). `reply` is there from the first admission on,
     `session` while it runs. Up to `alone_until` tokens its launches have no other member: a launch
     that failed with several does not say whose fault it was. `turn` is the step that last gave it
-    prompt tokens.
+    prompt tokens. `restore` fills the session from `point` until the prefill begins; a launch ends
+    at each position of `keep_at`, and the state is kept there.
     """
 
     request: Request
@@ -38,6 +55,11 @@ class Job:
     session: Session | None = None
     alone_until: int = 0
     turn: int = 0
+    images: tuple[ImageMark, ...] = ()
+    restore: Restore | None = None
+    point: RestorePoint | None = None
+    keep_at: dict[int, KeepKind] = field(default_factory=dict)
+    parking: Parking = field(default_factory=Parking)
 
     @property
     def key(self) -> int:
@@ -55,6 +77,11 @@ class Job:
         """Its reply; the job has been admitted once."""
         assert self.reply is not None, "the request was never admitted"
         return self.reply
+
+    def next_stop(self) -> int | None:
+        """The next position where a launch has to end; None when there is none."""
+        here = self.live.position
+        return min((at for at in self.keep_at if at > here), default=None)
 
     @property
     def alone(self) -> bool:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 class LanguageModel(Protocol):
     """The model, as far as the loop cares. Used by the step thread alone."""
 
+    @property
+    def pages_total(self) -> int:
+        """Pages of PAGE_TOKENS tokens that all sessions and the cache share."""
+        ...
+
+    @property
+    def pages_free(self) -> int:
+        """Pages nobody holds; any thread may ask."""
+        ...
+
     def open_session(self) -> Session:
         """Open a sequence; raises a CivettaError when there is no room."""
         ...

@@ -1,7 +1,8 @@
 """`Launcher`: pieces of several sequences through the model at once, rows back to their owners.
 
-Pages are reserved before a launch; where they do not suffice, whoever was admitted last goes back
-to the queue, and its tokens are computed again later: a reply does not depend on that.
+Pages are reserved before a launch. Where they do not suffice, cached states go first; then whoever
+was admitted last goes back to the queue, and its tokens are computed again later: a reply does not
+depend on that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from civetta.errors import EngineBusy
+from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.inputs import Piece
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from civetta.cache.protocol import ContinuationCache
     from civetta.engine.job import Job
     from civetta.engine.language_model import LanguageModel
 
@@ -37,11 +40,13 @@ class Part:
 
 
 class Launcher:
-    """Runs parts. `make_room()` frees pages; False when nothing can be freed."""
+    """Runs parts. `put_back()` sends one running request back; False when only one runs."""
 
-    def __init__(self, model: LanguageModel, *, make_room: Callable[[], bool]) -> None:
-        self._model = model
-        self._make_room = make_room
+    def __init__(
+        self, model: LanguageModel, cache: ContinuationCache, *, put_back: Callable[[], bool]
+    ) -> None:
+        self._model, self._cache = model, cache
+        self._put_back = put_back
 
     def reserve(self, job: Job, n_tokens: int) -> bool:
         """Take the pages that a job's next tokens need.
@@ -53,7 +58,9 @@ class Launcher:
             try:
                 job.session.reserve(n_tokens)
             except EngineBusy:
-                if not self._make_room():
+                session = job.session
+                total = -(-(session.position + n_tokens) // PAGE_TOKENS)
+                if not self._cache.make_room(total - len(session.pages)) and not self._put_back():
                     raise
             else:
                 return True

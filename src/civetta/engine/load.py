@@ -45,6 +45,16 @@ class TrunkModel:
         self._trunk = trunk
         self._store = trunk.store(sessions=sessions, context_tokens=context_tokens)
 
+    @property
+    def pages_total(self) -> int:
+        """Pages that all sessions and the cache share."""
+        return self._store.pool.pages
+
+    @property
+    def pages_free(self) -> int:
+        """Pages nobody holds."""
+        return self._store.pool.free_pages
+
     def open_session(self) -> Session:
         """A new, empty session."""
         return self._store.open()

@@ -3,8 +3,9 @@
 Other threads touch three things: the roster's queue (under its lock), `Request.cancel` (a flag)
 and `stop`. Everything else belongs to the thread that calls `run`, or to a test that calls `step`.
 
-A step: end what is overdue, ask the scheduler, carry its plan out. Who does it: `admission`
-opens sessions, `decoding` computes a round of replies, `prefill` computes prompt chunks,
+A step: end what is overdue, ask the scheduler, carry its plan out. Who does it: `sharing` lets
+requests wait for a prefix that another one computes, `admission` opens sessions and restores
+stored state, `decoding` computes a round of replies, `prefill` computes prompt chunks,
 `replies` chooses and delivers tokens, `finish` ends requests, `launch` runs the model, `attempt`
 keeps a fault with those it struck.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from civetta.cache.off import NoCache
 from civetta.engine import scheduler
 from civetta.engine.admission import Admission
 from civetta.engine.attempt import Attempts
@@ -27,19 +29,28 @@ from civetta.engine.replies import Replies
 from civetta.engine.request import RequestState
 from civetta.engine.roster import Roster
 from civetta.engine.shares import PrefillShares
-from civetta.engine.tally import Tally
+from civetta.engine.sharing import SharedPrefixes
+from civetta.engine.tally import LoopState, Tally
 from civetta.errors import EngineClosed
+from civetta.kernels.ops import PAGE_TOKENS
 from civetta.types import CancelCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from civetta.cache.protocol import ContinuationCache
     from civetta.decode.stream import TokenText
     from civetta.engine.job import Job
     from civetta.engine.language_model import LanguageModel
     from civetta.engine.outbox import Outbox
     from civetta.engine.protocol import EngineStats, GenerateRequest
     from civetta.engine.request import Request
+
+HEADROOM_TOKENS = 256
+"""Room for a reply that an admission beside others asks for, or it would soon be put back."""
+
+IDLE_PAUSE_S = 0.001
+"""Between two looks at a restore from disk, when nothing else is to be done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,7 @@ class LoopLimits:
     max_text_bytes: int
     max_unread: int
     end_ids: frozenset[int]
+    cache_drain_s: float = 0.0
 
 
 class StepLoop:
@@ -63,18 +75,20 @@ class StepLoop:
         limits: LoopLimits,
         *,
         new_text: Callable[[tuple[str, ...]], TokenText],
+        cache: ContinuationCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits, self._clock = limits, clock
+        self._model, self._limits, self._clock = model, limits, clock
+        self._cache = cache = cache or NoCache()
         self._tally = Tally()
         self._roster = Roster(
             sessions=limits.budget.sessions,
             max_pending=limits.max_pending,
             max_unread=limits.max_unread,
         )
-        self._finisher = Finisher(self._roster, self._tally, clock=clock)
+        self._finisher = Finisher(cache, self._roster, self._tally, clock=clock)
         self._attempt = Attempts(self._finisher)
-        launcher = Launcher(model, make_room=self._make_room)
+        launcher = Launcher(model, cache, put_back=self._put_back_one)
         replies = Replies(
             self._finisher,
             self._tally,
@@ -83,14 +97,17 @@ class StepLoop:
             max_text_bytes=limits.max_text_bytes,
         )
         self._admission = Admission(
-            model, self._roster, self._tally, new_text=new_text, clock=clock
+            model, cache, self._roster, self._tally, new_text=new_text, clock=clock
         )
         self._decoding = Decoding(
             launcher, replies, self._tally, attempt=self._attempt, clock=clock
         )
-        self._prefill = Prefill(launcher, replies, self._tally, attempt=self._attempt, clock=clock)
+        self._sharing = SharedPrefixes(cache, clock=clock)
+        self._prefill = Prefill(
+            launcher, cache, replies, self._tally, attempt=self._attempt, clock=clock
+        )
         self._shares = PrefillShares()
-        self._steps = 0
+        self._step_began_s: float | None = None
 
     # ---- any thread ----------------------------------------------------------------------------
 
@@ -112,8 +129,29 @@ class StepLoop:
 
     def stats(self) -> EngineStats:
         """Counters now."""
-        running, waiting = self._roster.counts()
-        return self._tally.stats(running=running, waiting=waiting, requests=self._roster.submitted)
+        running, (_, waiting) = self._roster.running(), self._roster.counts()
+        sessions = [job.session for job in running]
+        return self._tally.stats(
+            LoopState(
+                running=len(running),
+                waiting=waiting,
+                restoring=sum(job.restore is not None for job in running),
+                requests=self._roster.submitted,
+                session_tokens=sum(session.position for session in sessions if session),
+                pages_total=self._model.pages_total,
+                pages_free=self._model.pages_free,
+                cache=self._cache.stats(),
+            )
+        )
+
+    def running_ids(self) -> list[str]:
+        """Request ids of those who run."""
+        return [job.request.spec.request_id for job in self._roster.running()]
+
+    def step_s(self) -> float:
+        """How long the step under way has taken so far; 0 between steps."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else self._clock() - began_s
 
     # ---- the step thread: root -----------------------------------------------------------------
 
@@ -121,43 +159,59 @@ class StepLoop:
         """Step until `stop`: the thread's root. It outlives whatever a step raises."""
         try:
             while self._roster.wait_for_work():
-                self.step()
+                if not self.step():  # all that is left is reading stored state
+                    self._roster.pause(IDLE_PAUSE_S)
         finally:
             self.stop()
             for job in [*self._roster.waiting(), *self._roster.running()]:
                 self._attempt([job], partial(self._break_off, job))
+            self._attempt.error_of(partial(self._cache.close, drain_s=self._limits.cache_drain_s))
 
-    def step(self) -> None:
-        """End what is overdue, then carry out one plan. Never raises."""
+    def step(self) -> bool:
+        """End what is overdue, then carry out one plan; whether there was any. Never raises."""
+        self._step_began_s, computed = self._clock(), self._tally.steps
         error = self._attempt.error_of(self._step)
+        self._step_began_s = None
         if error is not None:  # the step itself is broken: nobody's request is to blame
             for job in [*self._roster.waiting(), *self._roster.running()]:
                 self._attempt.strike([job], error)
+        return self._tally.steps > computed
 
     def check(self) -> None:
         """Prove that the books balance; for the step thread, between steps."""
         self._roster.check()
+        self._cache.check()
 
     # ---- the step thread: one step -------------------------------------------------------------
 
     def _step(self) -> None:
-        self._steps += 1
         waiting, running = self._sweep(self._roster.waiting()), self._sweep(self._roster.running())
+        for job in running:
+            if job.restore is not None:
+                self._attempt([job], partial(self._admission.advance, job))
+        running = [job for job in running if job.session is not None]
+        waiting = self._sharing.admissible(waiting, running)
         jobs = {job.key: job for job in (*waiting, *running)}
         plan = scheduler.plan(
-            [scheduler.Waiting(key=job.key) for job in waiting],
+            [
+                scheduler.Waiting(
+                    key=job.key, pages=_pages(job.request.prefill_tokens + HEADROOM_TOKENS)
+                )
+                for job in waiting
+            ],
             self._views(running),
             self._limits.budget,
         )
+        self._tally.steps += plan != scheduler.Plan()
         for key in plan.admit:
-            jobs[key].turn = self._steps
+            jobs[key].turn = self._tally.steps
             self._attempt([jobs[key]], partial(self._admission.admit, jobs[key]))
         if plan.decode:
             self._decoding.run([jobs[key] for key in plan.decode])
         chunks = [(jobs[chunk.key], chunk.n_tokens) for chunk in plan.prefill]
         chunks = [(job, n_tokens) for job, n_tokens in chunks if job.session is not None]
         for job, n_tokens in chunks:
-            job.turn = self._steps
+            job.turn = self._tally.steps
             self._shares.give(job.request.spec.client_id, n_tokens)
         if chunks:
             self._prefill.run(chunks)
@@ -172,6 +226,8 @@ class StepLoop:
                 client_id=job.request.spec.client_id,
                 client_served=served.get(job.request.spec.client_id, 0),
                 turn=job.turn,
+                pages=_pages(max(job.live.position, job.request.prefill_tokens) + 1),
+                restoring=job.restore is not None,
             )
             for job in running
         ]
@@ -185,7 +241,7 @@ class StepLoop:
                 self._attempt([job], partial(self._finisher.cancel, job, cause))
         return [job for job in jobs if not job.request.state.terminal]
 
-    def _make_room(self) -> bool:
+    def _put_back_one(self) -> bool:
         """Send the request that was admitted last back to the queue; False when only one runs."""
         running = self._roster.running()
         if len(running) < 2:
@@ -195,8 +251,12 @@ class StepLoop:
 
     def _break_off(self, job: Job) -> None:
         """At shutdown: a running request ends as cancelled, a waiting one was never served."""
-        if job.reply is None:
+        if job.session is None:
             error = EngineClosed("The engine shut down before the request's turn; send it again.")
             self._finisher.fail(job, error, RequestState.CANCELLED)
         else:
             self._finisher.cancel(job, CancelCause.SHUTDOWN)
+
+
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)

@@ -1,4 +1,8 @@
-"""`Prefill`: prompt chunks of one or several requests in one launch."""
+"""`Prefill`: prompt chunks of one or several requests in one launch.
+
+A launch ends where a state is to be kept: a chunk with such a place inside takes two launches in
+the same step. No bit of a reply depends on where launches end.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from civetta.engine.launch import Part, in_launches
 from civetta.engine.protocol import Progress
+from civetta.engine.request import RequestState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from civetta.cache.protocol import ContinuationCache
     from civetta.engine.attempt import Attempt
     from civetta.engine.job import Job
     from civetta.engine.launch import Launcher
@@ -27,34 +33,48 @@ class Prefill:
     def __init__(
         self,
         launcher: Launcher,
+        cache: ContinuationCache,
         replies: Replies,
         tally: Tally,
         *,
         attempt: Attempt,
         clock: Callable[[], float],
     ) -> None:
-        self._launcher, self._replies, self._tally = launcher, replies, tally
+        self._launcher, self._cache = launcher, cache
+        self._replies, self._tally = replies, tally
         self._attempt, self._clock = attempt, clock
 
     def run(self, chunks: Sequence[tuple[Job, int]]) -> None:
-        """Compute so many of each job's next prompt tokens."""
-        parts: list[Part] = []
-        for job, n_tokens in chunks:
-            self._attempt([job], partial(self._plan, job, n_tokens, parts))
-        # A later reservation may have sent an earlier job back to the queue.
-        for group in in_launches([part for part in parts if part.job.session is not None]):
-            self._attempt([part.job for part in group], partial(self._launch, group))
+        """Compute so many of each job's next prompt tokens, in one launch but for kept states."""
+        left = {job.key: (job, n_tokens) for job, n_tokens in chunks}
+        while left:
+            parts: list[Part] = []
+            for job, n_tokens in left.values():
+                self._attempt([job], partial(self._plan, job, n_tokens, parts))
+            # A later reservation may have sent an earlier job back to the queue.
+            for group in in_launches([part for part in parts if part.job.session is not None]):
+                self._attempt([part.job for part in group], partial(self._launch, group))
+            left = {
+                part.job.key: (part.job, n_left)
+                for part in parts
+                if (n_left := left[part.job.key][1] - len(part.ids))
+                and part.job.request.state is RequestState.PREFILLING
+            }
 
     def _plan(self, job: Job, n_tokens: int, parts: list[Part]) -> None:
-        if self._launcher.reserve(job, n_tokens):
-            is_last = n_tokens == job.request.prompt_left
-            parts.append(
-                Part(
-                    job=job,
-                    ids=job.request.next_prompt_ids(n_tokens),
-                    rows="last" if is_last else "none",
-                )
+        if not self._launcher.reserve(job, n_tokens):
+            return
+        stop = job.next_stop()
+        if stop is not None:
+            n_tokens = min(n_tokens, stop - job.live.position)
+        is_last = n_tokens == job.request.prompt_left
+        parts.append(
+            Part(
+                job=job,
+                ids=job.request.next_prompt_ids(n_tokens),
+                rows="last" if is_last else "none",
             )
+        )
 
     def _launch(self, group: Sequence[Part]) -> None:
         began_s = self._clock()
@@ -66,6 +86,9 @@ class Prefill:
     def _computed(self, part: Part, rows_RV: NDArray[np.float32]) -> None:
         job, request = part.job, part.job.request
         request.prefilled(len(part.ids), now_s=self._clock())
+        kind = job.keep_at.pop(job.live.position, None)
+        if kind is not None:
+            self._cache.keep(job.live, kind, job.images)
         if not request.generated_ids:  # a request that was put back has told this before
             job.outbox.put(
                 Progress(

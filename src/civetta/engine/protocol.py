@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from civetta.cache.protocol import CacheStats
 from civetta.types import CancelCause, FinishReason, SamplingParams, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class GenerateRequest:
 
     max_tokens None means: until an end token or the context is full. `stop` strings cut the text
     before them; `ignore_eos` generates past end tokens. `timeout_s` bounds queue plus generation.
+    `use_cache` False computes the whole prompt; what is computed may be kept all the same.
     """
 
     request_id: str
@@ -36,6 +38,7 @@ class GenerateRequest:
     ignore_eos: bool = False
     timeout_s: float | None = None
     client_id: str = ""
+    use_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,16 @@ class EngineStats:
     requests_total: int
     requests_cancelled_total: int
     requests_failed_total: int
+    restoring: int = 0
+    steps_total: int = 0
+    stalls_total: int = 0
+    stalled_s: float = 0.0  # how long the present step takes, once that is called a stall
+    longest_sequence_tokens: int = 0
+    session_tokens: int = 0  # tokens in the sequences that run now
+    pages_total: int = 0
+    pages_free: int = 0
+    put_back_total: int = 0  # requests that had to compute their state again
+    cache: CacheStats = field(default_factory=CacheStats)
 
 
 class EngineClient(Protocol):

@@ -1,8 +1,8 @@
 """`Request`: one generation from submission to its end; its states and the legal moves.
 
-    queued ──> prefilling ──> decoding ──> finished
-     │ └───<───────┴───────<──────┘ (put back: its state had to go)
-     └─────────────┴──────────────┴──────> cancelled | failed
+    queued ──> restoring ──> prefilling ──> decoding ──> finished
+     │ └───<──────┴─────<────────┴───────<──────┘ (put back: its state had to go)
+     └────────────┴──────────────┴──────────────┴──────> cancelled | failed
 
 A request that was put back computes its prompt and the tokens generated so far again; what
 follows is the same, since a token computed in a prefill and one decoded are the same row.
@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from civetta.errors import ContextOverflow, RequestInvalid
-from civetta.types import CancelCause, Usage
+from civetta.types import CacheSaving, CancelCause, Usage
 
 if TYPE_CHECKING:
     from civetta.engine.protocol import GenerateRequest
@@ -27,6 +27,7 @@ class RequestState(StrEnum):
     """Where a request is."""
 
     QUEUED = "queued"
+    RESTORING = "restoring"  # stored state is being read; other requests go on
     PREFILLING = "prefilling"
     DECODING = "decoding"
     FINISHED = "finished"
@@ -42,7 +43,8 @@ class RequestState(StrEnum):
 _BROKEN_OFF = frozenset({RequestState.CANCELLED, RequestState.FAILED})
 _STOPPED = _BROKEN_OFF | {RequestState.QUEUED}
 LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.QUEUED: _BROKEN_OFF | {RequestState.PREFILLING},
+    RequestState.QUEUED: _BROKEN_OFF | {RequestState.RESTORING},
+    RequestState.RESTORING: _STOPPED | {RequestState.PREFILLING},
     RequestState.PREFILLING: _STOPPED | {RequestState.DECODING},
     RequestState.DECODING: _STOPPED | {RequestState.FINISHED},
     RequestState.FINISHED: frozenset(),
@@ -102,6 +104,7 @@ class Request:
         "generated_ids",
         "key",
         "prefilled_tokens",
+        "saving",
         "spec",
         "state",
         "text_bytes",
@@ -113,6 +116,7 @@ class Request:
         self.state = RequestState.QUEUED
         self.cached_tokens = 0
         self.prefilled_tokens = 0
+        self.saving: CacheSaving | None = None
         self.generated_ids: list[int] = []
         self.text_bytes = 0
         self.ended_s: float | None = None
@@ -146,6 +150,11 @@ class Request:
         return len(self.spec.prompt_ids)
 
     @property
+    def prefill_tokens(self) -> int:
+        """Tokens that the present prefill reaches to: the prompt, and what was generated before."""
+        return self._to_prefill
+
+    @property
     def prompt_left(self) -> int:
         """Tokens that have to be computed before the next one can be chosen by a prefill."""
         return self._to_prefill - self.prefilled_tokens
@@ -163,14 +172,20 @@ class Request:
             return prompt[start:stop]
         return self.sequence_ids[start:stop]
 
-    def admit(self, *, cached_tokens: int, now_s: float) -> None:
-        """Leave the queue; `cached_tokens` of the sequence are in the session already."""
+    def leave_queue(self, *, now_s: float) -> None:
+        """Begin to look for stored state."""
+        self._move(RequestState.RESTORING)
+        if self._prefilling_s is None:
+            self._prefilling_s = now_s
+
+    def restored(self, cached_tokens: int, saving: CacheSaving | None = None) -> None:
+        """Begin to prefill; `cached_tokens` of the sequence are in the session already."""
         assert 0 <= cached_tokens < self._to_prefill, "one prompt token at least is computed"
         self._move(RequestState.PREFILLING)
         self.prefilled_tokens = cached_tokens
-        if self._prefilling_s is None:  # what a later admission finds again is no saving
-            self.cached_tokens = cached_tokens
-            self._prefilling_s = now_s
+        if self.saving is None:  # what a later admission finds again is no saving
+            self.cached_tokens = min(cached_tokens, self.prompt_tokens - 1)
+            self.saving = saving or CacheSaving()
 
     def prefilled(self, n_tokens: int, *, now_s: float) -> None:
         """Count prompt tokens that were computed; the last ones begin the decoding."""
@@ -217,6 +232,7 @@ class Request:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=len(self.generated_ids),
             cached_tokens=self.cached_tokens,
+            cache=self.saving or CacheSaving(),
             queue_s=prefilling_s - self._submitted_s,
             prefill_s=decoding_s - prefilling_s,
             decode_s=end_s - decoding_s,

@@ -67,6 +67,11 @@ class Roster:
             self._changed.wait_for(lambda: self.closing or self._waiting or self._running)
             return not self.closing
 
+    def pause(self, seconds: float) -> None:
+        """Wait a moment; less when a request comes in or the roster closes."""
+        with self._changed:
+            self._changed.wait(seconds)
+
     def counts(self) -> tuple[int, int]:
         """How many run, how many wait."""
         with self._changed:

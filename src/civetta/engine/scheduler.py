@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A queued request; first in the list is first in the queue (shares.QueueTickets)."""
+    """A queued request; first in the list is first in the queue (shares.QueueTickets).
+
+    `pages`: what its sequence needs, and a page to go on.
+    """
 
     key: int
+    pages: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An admitted request; prompt_left 0 means that it decodes.
+    """An admitted request; prompt_left 0 means that it decodes, unless it is still `restoring`.
 
+    `pages`: what it holds, or needs for its prompt, whichever is more.
     `client_served`: prompt tokens its client was given (shares.PrefillShares); `turn`: the step
     that last gave it prompt tokens, or that admitted it.
     """
@@ -38,15 +43,18 @@ class Running:
     client_id: str = ""
     client_served: int = 0
     turn: int = 0
+    pages: int = 0
+    restoring: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Sessions at a time, and prompt tokens a step: alone, and while somebody decodes."""
+    """Sessions at a time, prompt tokens a step (alone, and while somebody decodes), pages."""
 
     sessions: int
     prefill_batch: int
     prefill_chunk: int
+    pages: int = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +76,34 @@ class Plan:
 
 def plan(waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
     """Choose the work of one step. Newly admitted requests get work from the next step on."""
-    free = max(0, budget.sessions - len(running))
-    decode = tuple(request.key for request in running if request.prompt_left == 0)
+    active = [request for request in running if not request.restoring]
+    decode = tuple(request.key for request in active if request.prompt_left == 0)
     limit = budget.prefill_chunk if decode else budget.prefill_batch
     return Plan(
-        admit=tuple(request.key for request in waiting[:free]),
+        admit=_admitted(waiting, running, budget),
         decode=decode,
-        prefill=_chunks([request for request in running if request.prompt_left > 0], limit),
+        prefill=_chunks([request for request in active if request.prompt_left > 0], limit),
     )
+
+
+def _admitted(
+    waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget
+) -> tuple[int, ...]:
+    """The queue's front, as far as sessions and pages reach; nobody overtakes for being smaller.
+
+    With nothing running the first goes in whatever it needs: it gets all there is, or is told
+    what is missing.
+    """
+    sessions = budget.sessions - len(running)
+    pages = budget.pages - sum(request.pages for request in running)
+    admit: list[int] = []
+    for request in waiting:
+        nothing_runs = not running and not admit
+        if len(admit) >= sessions or (request.pages > pages and not nothing_runs):
+            break
+        admit.append(request.key)
+        pages -= request.pages
+    return tuple(admit)
 
 
 def _chunks(prefilling: Sequence[Running], limit: int) -> tuple[PrefillChunk, ...]:

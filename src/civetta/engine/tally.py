@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from civetta.engine.protocol import EngineStats
 from civetta.engine.request import RequestState
 
 if TYPE_CHECKING:
+    from civetta.cache.protocol import CacheStats
     from civetta.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopState:
+    """How things stand at one moment."""
+
+    running: int
+    waiting: int
+    restoring: int
+    requests: int
+    session_tokens: int
+    pages_total: int
+    pages_free: int
+    cache: CacheStats
 
 
 class Tally:
@@ -20,14 +36,18 @@ class Tally:
         "decode_s",
         "failed",
         "generated_tokens",
+        "longest_sequence",
         "prefill_s",
         "prompt_tokens",
+        "put_back",
+        "steps",
     )
 
     def __init__(self) -> None:
         self.cancelled = self.failed = 0
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.prefill_s = self.decode_s = 0.0
+        self.longest_sequence = self.put_back = self.steps = 0
 
     def prefilled(self, n_tokens: int, seconds: float) -> None:
         """Count prompt tokens that the model computed."""
@@ -39,17 +59,25 @@ class Tally:
         self.cancelled += request.state is RequestState.CANCELLED
         self.failed += request.state is RequestState.FAILED
 
-    def stats(self, *, running: int, waiting: int, requests: int) -> EngineStats:
-        """The totals as the protocol's frozen record."""
+    def stats(self, now: LoopState) -> EngineStats:
+        """The totals, with how things stand now, as the protocol's frozen record."""
         return EngineStats(
-            running=running,
-            waiting=waiting,
+            running=now.running,
+            waiting=now.waiting,
+            restoring=now.restoring,
+            session_tokens=now.session_tokens,
+            pages_total=now.pages_total,
+            pages_free=now.pages_free,
+            cache=now.cache,
+            requests_total=now.requests,
             prompt_tokens_total=self.prompt_tokens,
             generated_tokens_total=self.generated_tokens,
             cached_tokens_total=self.cached_tokens,
             prefill_s_total=self.prefill_s,
             decode_s_total=self.decode_s,
-            requests_total=requests,
             requests_cancelled_total=self.cancelled,
             requests_failed_total=self.failed,
+            longest_sequence_tokens=self.longest_sequence,
+            put_back_total=self.put_back,
+            steps_total=self.steps,
         )
