@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig
-    from civetta.model.inputs import Span
+    from civetta.model.inputs import Span, Wanted
     from civetta.model.weights import GdnWeights
     from civetta.state.recurrent import GdnState, RecurrentState
 
@@ -28,11 +28,19 @@ class _Rows:
 
 
 def gdn(
-    ops: Ops, c: ModelConfig, w: GdnWeights, h_TD: Tensor, spans: tuple[Span, ...], index: int
+    ops: Ops,
+    c: ModelConfig,
+    w: GdnWeights,
+    h_TD: Tensor,
+    spans: tuple[Span, ...],
+    index: int,
+    needed: Wanted | None = None,
 ) -> Tensor:
-    """y_TD of GDN layer number `index`; advances each session's convolution and delta state."""
+    """y_TD of GDN layer number `index`, of the rows `needed` or of all.
+
+    Advances each session's convolution and delta state by every row.
+    """
     u_TC = ops.matmul(h_TD, w.in_qkv, h_TD.dtype)
-    z_TVA = ops.matmul(h_TD, w.in_z, h_TD.dtype).view(-1, c.gdn_value_heads, c.gdn_head_dim)
     h32 = h_TD.float()
     log_decay, beta = ops.gdn_gates(
         ops.matmul(h32, w.in_a, torch.float32),
@@ -48,6 +56,11 @@ def gdn(
         rows = _split(c, mixed, log_decay[span.part], beta[span.part])
         outs.append(_delta(ops, c, rows, state, index, span.first))
     o_TVA = torch.cat(outs) if len(outs) > 1 else outs[0]
+    if needed is not None:
+        h_TD, o_TVA = h_TD[needed.rows_N], o_TVA[needed.rows_N]
+        if not len(h_TD):
+            return h_TD
+    z_TVA = ops.matmul(h_TD, w.in_z, h_TD.dtype).view(-1, c.gdn_value_heads, c.gdn_head_dim)
     y_TVA = ops.gdn_norm(o_TVA, z_TVA, w.norm_A, c.rms_eps)
     return ops.matmul(y_TVA.flatten(1), w.out, h_TD.dtype)
 

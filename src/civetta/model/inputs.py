@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
-    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -52,3 +53,31 @@ class Span:
     def part(self) -> slice:
         """The packed rows of the piece."""
         return slice(self.start, self.stop)
+
+    def tail(self, rows: int, start: int) -> Span:
+        """The last `rows` rows, lying from `start` on in other packed rows."""
+        skipped = self.stop - self.start - rows
+        return replace(self, start=start, stop=start + rows, first=self.first + skipped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Rows of a launch that are needed behind its last mixer: packed numbers, and their spans.
+
+    A piece without such rows has no span. Rows ascend, so N rows out of N are all of them.
+    """
+
+    rows_N: Tensor
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], spans: Sequence[Span]) -> Wanted:
+        """What the pieces' `rows` ask for; int64, on the CPU."""
+        parts, narrow, start = [torch.zeros(0, dtype=torch.int64)], [], 0
+        for piece, span in zip(pieces, spans, strict=True):
+            count = {"none": 0, "last": 1, "all": span.stop - span.start}[piece.rows]
+            if count:
+                parts.append(torch.arange(span.stop - count, span.stop))
+                narrow.append(span.tail(count, start))
+                start += count
+        return cls(rows_N=torch.cat(parts), spans=tuple(narrow))

@@ -13,7 +13,7 @@ from civetta.kernels.ops import PAGE_TOKENS
 if TYPE_CHECKING:
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig
-    from civetta.model.inputs import Span
+    from civetta.model.inputs import Span, Wanted
     from civetta.model.rope import RopeTable
     from civetta.model.weights import QsaWeights
     from civetta.state.pages import LayerPages
@@ -29,9 +29,17 @@ def qsa(
     index: int,
     rope: RopeTable,
     rope_3T: Tensor,
+    needed: Wanted | None = None,
 ) -> Tensor:
-    """y_TD of QSA layer number `index`; writes keys, values and index keys of the new rows."""
+    """y_TD of QSA layer number `index`, of the rows `needed` or of all.
+
+    Writes keys, values and index keys of every row.
+    """
     qsa_write(ops, c, w, h_TD, spans, index, rope, rope_3T)
+    if needed is not None:
+        h_TD, rope_3T, spans = h_TD[needed.rows_N], rope_3T[:, needed.rows_N], needed.spans
+        if not spans:
+            return h_TD
     return qsa_read(ops, c, w, h_TD, spans, index, rope, rope_3T)
 
 

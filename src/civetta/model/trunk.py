@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from civetta.model.gdn import gdn
-from civetta.model.inputs import Piece, Rows, Span
+from civetta.model.inputs import Piece, Rows, Span, Wanted
 from civetta.model.moe import moe
 from civetta.model.ple import ple
 from civetta.model.qsa import qsa
@@ -75,15 +75,19 @@ class Trunk:
         with torch.inference_mode():
             rope_3T = torch.cat([span.known_3N[:, span.first :] for span in spans], dim=1)
             x_TSD = self._embed(pieces)
+            wanted = Wanted.of(pieces, spans)
+            last = len(self.weights.blocks) - 1
             for i, block in enumerate(self.weights.blocks):
                 if block.ple is not None:
                     x_TSD = self._ple(block, x_TSD, pieces, spans)
-                x_TSD = self._block(block, x_TSD, spans, self._index[i], rope_3T)
+                needed = wanted if i == last and self.head is None else None
+                x_TSD = self._block(block, x_TSD, spans, self._index[i], rope_3T, needed)
             for piece, span in zip(pieces, spans, strict=True):
                 _advance(piece, rope_3T[:, span.part])
-            if self.head is not None:
+            if self.head is not None:  # it reads the streams of every row
                 self.head.follow(spans, x_TSD)
-            return self._logits(x_TSD, _wanted(pieces, spans))
+                x_TSD = x_TSD[wanted.rows_N]
+            return self._logits(x_TSD)
 
     def _embed(self, pieces: Sequence[Piece]) -> Tensor:
         ids_T = torch.tensor([i for piece in pieces for i in piece.ids], dtype=torch.int64)
@@ -108,27 +112,41 @@ class Trunk:
         return ple(self.ops, self.config, config, block.ple, x_TSD, rows_TE, spans)
 
     def _block(
-        self, w: BlockWeights, x_TSD: Tensor, spans: tuple[Span, ...], index: int, rope_3T: Tensor
+        self,
+        w: BlockWeights,
+        x_TSD: Tensor,
+        spans: tuple[Span, ...],
+        index: int,
+        rope_3T: Tensor,
+        needed: Wanted | None,
     ) -> Tensor:
+        """Streams behind the block: of all rows, or of those `needed`.
+
+        The mixer's state takes in every row either way.
+        """
         ops, c = self.ops, self.config
+        if needed is not None and len(needed.rows_N) == len(x_TSD):
+            needed = None
         h_TD, inject = ops.hyper_read(x_TSD, w.attn_hyper, c.rms_eps, self.dtype)
         assert inject is not None
         if isinstance(w.mixer, GdnWeights):
-            y_TD = gdn(ops, c, w.mixer, h_TD, spans, index)
+            y_TD = gdn(ops, c, w.mixer, h_TD, spans, index, needed)
         else:
-            y_TD = qsa(ops, c, w.mixer, h_TD, spans, index, self._rope, rope_3T)
+            y_TD = qsa(ops, c, w.mixer, h_TD, spans, index, self._rope, rope_3T, needed)
+        if needed is not None:
+            x_TSD, inject = x_TSD[needed.rows_N], inject[needed.rows_N]
+            if not len(x_TSD):
+                return x_TSD
         x_TSD = ops.hyper_write(x_TSD, y_TD, inject)
         h_TD, inject = ops.hyper_read(x_TSD, w.mlp_hyper, c.rms_eps, self.dtype)
         assert inject is not None
         return ops.hyper_write(x_TSD, moe(ops, c, w.moe, h_TD), inject)
 
-    def _logits(self, x_TSD: Tensor, wanted: Tensor) -> Tensor:
-        if not len(wanted):
+    def _logits(self, x_NSD: Tensor) -> Tensor:
+        if not len(x_NSD):
             return torch.zeros(0, self.config.vocab)
-        h_TD, _ = self.ops.hyper_read(
-            x_TSD[wanted], self.weights.mixer, self.config.rms_eps, self.dtype
-        )
-        return self.ops.matmul(h_TD, self.weights.head, torch.float32)
+        h_ND, _ = self.ops.hyper_read(x_NSD, self.weights.mixer, self.config.rms_eps, self.dtype)
+        return self.ops.matmul(h_ND, self.weights.head, torch.float32)
 
 
 def state_shape(c: ModelConfig, *, has_head: bool = False) -> StateShape:
@@ -184,11 +202,3 @@ def _advance(piece: Piece, rope_3T: Tensor) -> None:
     session = piece.session
     session.extend([int(i) for i in piece.ids], rope_3T)
     session.recurrent.base = session.recurrent.base_after(session.position)
-
-
-def _wanted(pieces: Sequence[Piece], spans: tuple[Span, ...]) -> Tensor:
-    parts = []
-    for piece, span in zip(pieces, spans, strict=True):
-        first = {"none": span.stop, "last": span.stop - 1, "all": span.start}[piece.rows]
-        parts.append(torch.arange(first, span.stop))
-    return torch.cat(parts)
