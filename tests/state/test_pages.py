@@ -101,7 +101,7 @@ def test_a_page_comes_zeroed() -> None:
         layer.index_key.fill_(float("nan"))
     pool.take()
     assert all((layer.k == 0).all() and (layer.index_key == 0).all() for layer in pool.layers)
-    with pytest.raises(EngineBusy, match="all 1 pages"):
+    with pytest.raises(EngineBusy, match="0 of 1 are free"):
         pool.take()
 
 

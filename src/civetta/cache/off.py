@@ -24,12 +24,15 @@ class NoRestore:
         """Done."""
         return True
 
+    def wait(self, timeout_s: float) -> None:
+        """There is nothing to wait for."""
+
     def cancel(self) -> None:
         """Nothing to stop."""
 
 
 class NoCache:
-    """Every lookup misses, nothing is kept: what --no-cache means, and tests of a cold engine."""
+    """Every lookup misses, nothing is kept: what --cache off means, and tests of a cold engine."""
 
     def find(self, tokens: Sequence[int], images: Sequence[ImageMark] = ()) -> RestorePoint:  # noqa: ARG002
         """Nothing, and no positions to stop at."""

@@ -130,6 +130,10 @@ class Restore(Protocol):
         """
         ...
 
+    def wait(self, timeout_s: float) -> None:
+        """Block until `advance` has something to do, for a loop without other work."""
+        ...
+
     def cancel(self) -> None:
         """Stop; the session may be closed afterwards. Idempotent, also after the end."""
         ...

@@ -8,10 +8,15 @@ newest token.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from civetta.state.recurrent import REWIND_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class DraftRows:
@@ -60,3 +65,16 @@ class DraftRows:
     def load(self, streams_NW: Tensor, written: int) -> None:
         """Take over a state stored with `tensor` and `written`."""
         self._streams_NW, self.written = streams_NW.float().clone(), written
+
+    def numbers(self) -> dict[str, int]:
+        """Rows that are true, and tokens whose streams are here."""
+        return {"written": self.written, "kept": self.kept}
+
+    def set_numbers(self, numbers: Mapping[str, int]) -> None:
+        """Make room for another sequence's streams."""
+        self.written = numbers["written"]
+        self._streams_NW = torch.zeros(numbers["kept"], self._streams_NW.shape[1])
+
+    def parts(self, position: int) -> dict[str, Tensor]:  # noqa: ARG002 - as SequenceState says
+        """The kept streams."""
+        return {"streams": self._streams_NW}

@@ -2,18 +2,22 @@
 
 A page holds 64 tokens of every layer. Pages are taken as a sequence grows and are zeroed when taken,
 so that rows past a sequence's end are finite (they meet a weight of zero). Memory that no page of
-uses is never touched.
+uses is never touched. A page with several owners is not written: `copy` makes one of one's own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from civetta.errors import EngineBusy
 from civetta.kernels.ops import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +60,71 @@ class PagePool:
             for _ in range(shape.layers)
         )
 
+        self.page_bytes = sum(part[0].nbytes for part in self._parts()) if pages else 0
+
     @property
     def free_pages(self) -> int:
         """Pages nobody holds."""
         return len(self._free)
 
+    def owners(self, page: int) -> int:
+        """How many hold a page."""
+        return self._owners[page]
+
+    def require(self, pages: int) -> None:
+        """Raise EngineBusy unless that many pages are free."""
+        if pages > len(self._free):
+            raise EngineBusy(
+                f"{pages} pages of {PAGE_TOKENS} tokens are needed and {len(self._free)} of"
+                f" {self.pages} are free; wait for a request to end or start with fewer --sessions"
+            )
+
     def take(self) -> int:
         """A zeroed page with one owner; raises EngineBusy when none is free."""
-        if not self._free:
-            raise EngineBusy(
-                f"all {self.pages} pages of {PAGE_TOKENS} tokens are in use;"
-                " wait for a request to end or start with a larger --context"
-            )
+        self.require(1)
         page = self._free.pop()
         self._owners[page] = 1
-        for layer in self.layers:
-            for part in (layer.k, layer.v, layer.index_raw, layer.index_key):
-                part[page].zero_()
+        for part in self._parts():
+            part[page].zero_()
         return page
+
+    def copy(self, page: int) -> int:
+        """A page with one owner and the contents of another; raises EngineBusy like `take`."""
+        self.require(1)
+        new = self._free.pop()
+        self._owners[new] = 1
+        for part in self._parts():
+            part[new].copy_(part[page])
+        return new
+
+    def read(self, page: int, rows: int) -> Tensor:
+        """The first `rows` tokens of a page as uint8 [page_bytes] on the host, zeros behind them.
+
+        Bytes of all layers one after another, each k, v, index_raw, index_key.
+        """
+        out = torch.zeros(self.page_bytes, dtype=torch.uint8)
+        for part, place in self._places(out):
+            kept = rows * part.shape[1] // PAGE_TOKENS
+            place[:kept].copy_(part[page, :kept])
+        return out
+
+    def write(self, page: int, data: Tensor) -> None:
+        """Fill a page with one owner from what `read` returned."""
+        assert self._owners[page] == 1, "wrote a shared page"
+        for part, place in self._places(data):
+            part[page].copy_(place)
+
+    def _parts(self) -> Iterator[Tensor]:
+        for layer in self.layers:
+            yield from (layer.k, layer.v, layer.index_raw, layer.index_key)
+
+    def _places(self, data: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every tensor of the pool with its page's place in `data`, in its dtype and shape."""
+        start = 0
+        for part in self._parts():
+            stop = start + part[0].nbytes
+            yield part, data[start:stop].view(part.dtype).view(part.shape[1:])
+            start = stop
 
     def share(self, page: int) -> None:
         """One more owner for a page in use."""

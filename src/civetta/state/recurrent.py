@@ -8,11 +8,15 @@ counters (design.md section 2, model.md B.3).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from civetta.kernels.ops import GDN_CHUNK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 REWIND_ROWS = 8
 """Rows that a sequence can go back by without recomputing."""
@@ -86,7 +90,28 @@ class RecurrentState:
         settled = max(position - REWIND_ROWS, 0)
         return max(self.base, settled - settled % GDN_CHUNK)
 
-    def rewind(self, rows: int) -> None:
+    def numbers(self) -> dict[str, int]:
+        """Where S stands."""
+        return {"base": self.base}
+
+    def set_numbers(self, numbers: Mapping[str, int]) -> None:
+        """Say where the S that follows stands."""
+        self.base = numbers["base"]
+
+    def parts(self, position: int) -> dict[str, Tensor]:
+        """S, the rows since, and the histories; views."""
+        opened = position - self.base
+        found = {"ple": self.ple.tensor()}
+        for i, (layer, history) in enumerate(zip(self.gdn, self.conv, strict=True)):
+            found[f"gdn.{i}.s"] = layer.s_VAA
+            found[f"gdn.{i}.k"] = layer.k[:opened]
+            found[f"gdn.{i}.v"] = layer.v[:opened]
+            found[f"gdn.{i}.log_decay"] = layer.log_decay[:opened]
+            found[f"gdn.{i}.beta"] = layer.beta[:opened]
+            found[f"conv.{i}"] = history.tensor()
+        return found
+
+    def rewind(self, rows: int, position: int) -> None:  # noqa: ARG002 - as SequenceState says
         """Take back the newest `rows` <= REWIND_ROWS rows of every history."""
         assert 0 <= rows <= REWIND_ROWS
         for history in (*self.conv, self.ple):

@@ -1,13 +1,16 @@
 """`Session`: one running sequence, and `SessionStore`, which opens them within a budget.
 
-Verbs: `extend` (the model, after a launch), `rewind`, `close`. A session owns its pages and its
-recurrent state; nothing else changes them.
+Verbs: `extend` (the model, after a launch), `rewind`, `snapshot`, `restore`, `fork`, `close`. A
+session owns its small state and shares its pages; `reserve` makes those its own that are about to
+be written, by copying what others hold too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +18,14 @@ from civetta.errors import EngineBusy
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.state.drafts import DraftRows
 from civetta.state.pages import PagePool, PageShape
+from civetta.state.parts import all_numbers, all_parts, set_all_numbers
 from civetta.state.recurrent import REWIND_ROWS, RecurrentShape, RecurrentState
+from civetta.state.snapshot import SmallState, Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from civetta.state.parts import SequenceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +47,10 @@ class Session:
         self.pages: list[int] = []
         self.recurrent = RecurrentState(shape.recurrent, dtype)
         self.drafts = DraftRows(shape.draft_width) if shape.draft_width else None
-        self._pool = pool
+        self.states: dict[str, SequenceState] = {"recurrent": self.recurrent}
+        if self.drafts is not None:
+            self.states["drafts"] = self.drafts
+        self._pool, self._shape, self._dtype = pool, shape, dtype
         self._rope = torch.zeros(3, PAGE_TOKENS, dtype=torch.int64)
         self._table = torch.zeros(0, dtype=torch.int64)
         self._closed = False
@@ -53,8 +66,17 @@ class Session:
         """The pool that holds this session's pages."""
         return self._pool
 
+    @property
+    def settled_pages(self) -> int:
+        """Leading pages that no further token writes into; the draft head's rows come late."""
+        lag = 0 if self.drafts is None else self.drafts.lag(self.position)
+        return (self.position - lag) // PAGE_TOKENS
+
     def reserve(self, tokens: int) -> None:
-        """Take the pages that `tokens` more tokens need.
+        """Make the pages that `tokens` more tokens write into this session's own.
+
+        Whoever writes calls it first, for drafted tokens too: pages may have been shared since the
+        last call (`snapshot`, `restore`, `fork`).
 
         Raises EngineBusy, with nothing changed, when the pool or the context has no room.
         """
@@ -62,16 +84,16 @@ class Session:
         total = self.position + tokens
         if total > self.limit:
             raise EngineBusy(f"{total} tokens do not fit the context of {self.limit}")
-        before = len(self.pages)
-        try:
-            while len(self.pages) * PAGE_TOKENS < total:
-                self.pages.append(self._pool.take())
-        except EngineBusy:
-            for page in self.pages[before:]:
-                self._pool.drop(page)
-            del self.pages[before:]
-            raise
-        if len(self.pages) != before:
+        open_pages = range(self.settled_pages, len(self.pages)) if tokens else ()
+        shared = [i for i in open_pages if self._pool.owners(self.pages[i]) > 1]
+        missing = max(-(-total // PAGE_TOKENS) - len(self.pages), 0)
+        self._pool.require(len(shared) + missing)
+        for i in shared:
+            page = self.pages[i]
+            self.pages[i] = self._pool.copy(page)
+            self._pool.drop(page)
+        self.pages += [self._pool.take() for _ in range(missing)]
+        if shared or missing:
             self._table = torch.tensor(self.pages, dtype=torch.int64)
 
     def table_P(self) -> Tensor:
@@ -110,11 +132,10 @@ class Session:
         assert 0 <= tokens <= self.rewindable, "rewound further than the state reaches"
         if not tokens:
             return
-        self.recurrent.rewind(tokens)
         self.rewindable -= tokens
         del self.ids[-tokens:]
-        if self.drafts is not None:
-            self.drafts.rewind(tokens, self.position)
+        for state in self.states.values():
+            state.rewind(tokens, self.position)
         self.trim()
 
     def trim(self) -> None:
@@ -125,6 +146,72 @@ class Session:
         if needed != len(self.pages):
             del self.pages[needed:]
             self._table = torch.tensor(self.pages, dtype=torch.int64)
+
+    def snapshot(self) -> Snapshot:
+        """The state as it is now, as a value; this session goes on undisturbed."""
+        assert not self._closed, "used a closed session"
+        small = self._small()
+        copies = {name: part.clone() for name, part in small.parts.items()}
+        return Snapshot(
+            replace(small, rope_3T=small.rope_3T.clone(), parts=copies),
+            self._share_pages(),
+            self._pool,
+        )
+
+    def restore(self, snapshot: Snapshot, tokens: int | None = None) -> None:
+        """Take over a snapshot's state in this empty session; the snapshot stays as it is.
+
+        `tokens` goes back to fewer than the snapshot has, by at most its `rewindable`. Raises
+        EngineBusy, with nothing changed, when the context is too short.
+        """
+        assert snapshot.pool is self._pool, "a snapshot of another store"
+        small = snapshot.small
+        tokens = small.position if tokens is None else tokens
+        assert small.position - small.rewindable <= tokens <= small.position, "out of reach"
+        if small.position > self.limit:
+            raise EngineBusy(f"{small.position} tokens do not fit the context of {self.limit}")
+        self._adopt(small, snapshot.pages)
+        self.rewind(small.position - tokens)
+
+    def fork(self) -> Session:
+        """A second session in the same state; both go on as if alone."""
+        assert not self._closed, "used a closed session"
+        twin = Session(self._pool, self._shape, self._dtype, self.limit)
+        small = self._small()
+        twin._adopt(small, self.pages[: -(-small.position // PAGE_TOKENS)])
+        return twin
+
+    def _small(self) -> SmallState:
+        """The small state; its tensors are views."""
+        return SmallState(
+            ids_T=np.array(self.ids, dtype=np.int32),
+            rope_3T=self.rope_positions(),
+            numbers=all_numbers(self.states),
+            parts=all_parts(self.states, self.position),
+            rewindable=self.rewindable,
+        )
+
+    def _share_pages(self) -> tuple[int, ...]:
+        pages = tuple(self.pages[: -(-self.position // PAGE_TOKENS)])
+        for page in pages:
+            self._pool.share(page)
+        return pages
+
+    def _adopt(self, small: SmallState, pages: Sequence[int]) -> None:
+        assert not self._closed, "used a closed session"
+        assert not self.ids, "restored into a session that has begun"
+        assert not self.pages, "restored into a session with pages"
+        for page in pages:
+            self._pool.share(page)
+        self.pages = list(pages)
+        self._table = torch.tensor(self.pages, dtype=torch.int64)
+        self.extend(small.ids_T.tolist(), small.rope_3T)
+        self.rewindable = small.rewindable
+        set_all_numbers(self.states, small.numbers)
+        own = all_parts(self.states, self.position)
+        assert own.keys() == small.parts.keys(), "a snapshot of another kind of session"
+        for name, part in own.items():
+            part.copy_(small.parts[name])
 
     def close(self) -> None:
         """Give everything back; idempotent."""
@@ -139,18 +226,25 @@ class Session:
         if not self._closed:
             assert len(self.pages) == -(-self.position // PAGE_TOKENS), "pages do not match tokens"
             assert len(set(self.pages)) == len(self.pages), "a page is listed twice"
+            assert all(self._pool.owners(page) for page in self.pages), "holds a free page"
             if self.drafts is not None and self.drafts.kept:
                 assert self.drafts.written <= max(self.position - 1, 0), "a head row is unfounded"
             assert 0 <= self.position - self.recurrent.base < 2 * PAGE_TOKENS, "open chunk too long"
 
 
 class SessionStore:
-    """Opens sessions over one page pool."""
+    """Opens sessions over one page pool, which has `spare_pages` for snapshots besides."""
 
     def __init__(
-        self, shape: StateShape, *, sessions: int, context_tokens: int, dtype: torch.dtype
+        self,
+        shape: StateShape,
+        *,
+        sessions: int,
+        context_tokens: int,
+        dtype: torch.dtype,
+        spare_pages: int = 0,
     ) -> None:
-        pages = sessions * -(-context_tokens // PAGE_TOKENS)
+        pages = sessions * -(-context_tokens // PAGE_TOKENS) + spare_pages
         self.context_tokens = context_tokens
         self.pool = PagePool(shape.pages, pages, dtype)
         self._shape, self._dtype = shape, dtype
