@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from civetta.engine.memory import (
+    MARGIN_BYTES,
+    StateSizes,
+    available_host_bytes,
+    plan_memory,
+    state_sizes,
+    tell,
+)
+from civetta.errors import DeviceError
+from civetta.state.pages import PagePool, PageShape
+from civetta.state.recurrent import RecurrentShape
+from civetta.state.session import StateShape
+
+SIZES = StateSizes(session_bytes=100_000_000, page_bytes=1_000_000)
+RELEASE = StateShape(
+    pages=PageShape(layers=12, kv_heads=2, head_dim=256, index_dim=128, index_ratio=4),
+    recurrent=RecurrentShape(
+        layers=36,
+        key_heads=16,
+        value_heads=48,
+        head_dim=128,
+        channels=10_240,
+        conv_rows=3,
+        ple_width=10_240,
+        ple_rows=9,
+    ),
+    ngram_context=2,
+)
+
+
+def plan(available, **more):
+    return plan_memory(
+        SIZES,
+        **{
+            "sessions": 4,
+            "context_tokens": 6400,
+            "weights_bytes": 0,
+            "mapped": True,
+            "available_bytes": available + MARGIN_BYTES,
+            **more,
+        },
+    )
+
+
+def test_sizes_of_the_release_are_those_of_the_specification():
+    """K and V 24,576 bytes a token in bf16, and the index keys; delta matrices 113,246,208."""
+    sizes = state_sizes(RELEASE, torch.bfloat16)
+    kv, index_raw, index_key = 24_576, 12 * 128 * 2, 12 * 128 * 2 // 4
+    assert sizes.page_bytes == 64 * (kv + index_raw + index_key)
+    assert 113_246_208 < sizes.session_bytes < 113_246_208 * 1.5
+
+
+def test_sizes_are_those_of_real_containers():
+    pool = PagePool(RELEASE.pages, 3, torch.bfloat16)
+    held = sum(
+        part.nbytes
+        for layer in pool.layers
+        for part in (layer.k, layer.v, layer.index_raw, layer.index_key)
+    )
+    assert held == 3 * state_sizes(RELEASE, torch.bfloat16).page_bytes
+
+
+def test_everything_fits():
+    made = plan(10**9)
+    assert made.pages == made.whole_pages == 400
+    assert made.total_bytes == 4 * SIZES.session_bytes + 400 * SIZES.page_bytes
+
+
+def test_sessions_share_what_does_not_fit_whole(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("civetta"), "propagate", True)
+    made = plan(650_000_000)
+    assert made.pages == 250
+    with caplog.at_level(logging.INFO, "civetta"):
+        tell(made)
+    lines = [record.getMessage() for record in caplog.records]
+    assert "kv_pages=250" in lines[0]
+    assert lines[1].startswith("sessions_share_pages tokens=16000 whole=25600")
+
+
+def test_a_context_that_cannot_fit_is_refused_with_the_numbers():
+    with pytest.raises(DeviceError, match=r"6400 tokens takes 100 MB .* --context 3200 at most"):
+        plan(450_000_000)
+    with pytest.raises(DeviceError, match="fewer --sessions"):
+        plan(300_000_000)
+    with pytest.raises(DeviceError, match="smaller cache"):
+        plan(0, sessions=1)
+
+
+def test_weights_on_a_device_count_and_mapped_ones_do_not():
+    assert plan(10**9, weights_bytes=10**12).pages == 400
+    with pytest.raises(DeviceError, match=r"1e\+03 GB of weights"):
+        plan(10**9, weights_bytes=10**12, mapped=False)
+
+
+@given(st.integers(0, 4 * 10**9), st.integers(1, 8), st.integers(1, 20_000), st.integers(0, 10**9))
+def test_a_plan_never_exceeds_what_there_is(available, sessions, context, cache):
+    try:
+        made = plan(available, sessions=sessions, context_tokens=context, cache_bytes=cache)
+    except DeviceError:
+        return
+    assert made.total_bytes <= available
+    assert made.pages >= -(-context // 64)
+
+
+def test_the_smaller_of_machine_and_control_group_counts(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    assert available_host_bytes(meminfo, tmp_path) == 1 << 40
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:   2048 kB\n")
+    assert available_host_bytes(meminfo, tmp_path) == 2048 * 1024
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert available_host_bytes(meminfo, tmp_path) == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_host_bytes(meminfo, tmp_path) == 2048 * 1024
