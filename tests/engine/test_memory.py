@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from civetta.engine.memory import (
     MARGIN_BYTES,
+    MemoryNeeds,
     StateSizes,
     available_host_bytes,
     plan_memory,
@@ -38,17 +39,11 @@ RELEASE = StateShape(
 
 
 def plan(available, **more):
-    return plan_memory(
-        SIZES,
-        **{
-            "sessions": 4,
-            "context_tokens": 6400,
-            "weights_bytes": 0,
-            "mapped": True,
-            "available_bytes": available + MARGIN_BYTES,
-            **more,
-        },
+    cache_bytes = more.pop("cache_bytes", 0)
+    needs = MemoryNeeds(
+        **{"sizes": SIZES, "sessions": 4, "context_tokens": 6400, "mapped": True, **more}
     )
+    return plan_memory(needs, available_bytes=available + MARGIN_BYTES, cache_bytes=cache_bytes)
 
 
 def test_sizes_of_the_release_are_those_of_the_specification():
@@ -71,7 +66,7 @@ def test_sizes_are_those_of_real_containers():
 
 def test_everything_fits():
     made = plan(10**9)
-    assert made.pages == made.whole_pages == 400
+    assert made.pages == made.needs.whole_pages == 400
     assert made.total_bytes == 4 * SIZES.session_bytes + 400 * SIZES.page_bytes
 
 
@@ -108,6 +103,7 @@ def test_a_plan_never_exceeds_what_there_is(available, sessions, context, cache)
     except DeviceError:
         return
     assert made.total_bytes <= available
+    assert made.left_bytes == available - made.total_bytes
     assert made.pages >= -(-context // 64)
 
 

@@ -39,7 +39,7 @@ class Engine:
     `info.vocab_size` and `info.context_tokens` bound token ids and sequences. `end_ids` end a
     reply; left out, they are the tokenizer's. `options.request_timeout_ms` is the default deadline
     of requests that bring none. The model and the cache are used by the step thread alone, which
-    closes the cache at its end.
+    closes the cache at its end and gives it `cache_drain_s` seconds to write what is queued.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Engine:
         end_ids: Collection[int] | None = None,
         options: EngineOptions | None = None,
         cache: ContinuationCache | None = None,
+        cache_drain_s: float = 0.0,
         max_unread: int = MAX_UNREAD_EVENTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,6 +73,7 @@ class Engine:
             max_text_bytes=options.max_output_bytes,
             max_unread=max_unread,
             end_ids=frozenset(end_ids),
+            cache_drain_s=cache_drain_s,
         )
         self._loop = StepLoop(
             model,

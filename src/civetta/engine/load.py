@@ -16,10 +16,12 @@ import torch
 from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
 from civetta.engine.engine import Engine
+from civetta.engine.memory import MemoryNeeds, available_host_bytes, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
 from civetta.errors import TokenizerError, UsageError
 from civetta.kernels.select import select
 from civetta.log import log_event
+from civetta.model.bind_gguf import TABLE
 from civetta.model.build import CheckedModel, build_trunk, check_checkpoint
 from civetta.model.embedded import MODEL_ID, embedded_model_path
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from civetta.engine.memory import MemoryPlan
     from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
     from civetta.options import Settings
@@ -41,9 +44,13 @@ _log = logging.getLogger(__name__)
 class TrunkModel:
     """The trunk and its session store as the step loop sees them."""
 
-    def __init__(self, trunk: Trunk, *, sessions: int, context_tokens: int) -> None:
+    def __init__(self, trunk: Trunk, plan: MemoryPlan) -> None:
         self._trunk = trunk
-        self._store = trunk.store(sessions=sessions, context_tokens=context_tokens)
+        self._store = trunk.store(
+            sessions=plan.needs.sessions,
+            context_tokens=plan.needs.context_tokens,
+            pages=plan.pages,
+        )
 
     @property
     def pages_total(self) -> int:
@@ -103,10 +110,20 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
 def load_engine(settings: Settings) -> Engine:
     """The engine that `settings` describe; the embedded model when they name none.
 
-    Raises CheckpointError, TokenizerError, UsageError.
+    Raises CheckpointError, TokenizerError, UsageError, and DeviceError when memory does not
+    suffice.
     """
     loaded = load_trunk_only(settings)
     checked = loaded.checked
+    needs = MemoryNeeds(
+        sizes=state_sizes(loaded.trunk.state_shape, loaded.trunk.dtype),
+        sessions=settings.engine.sessions,
+        context_tokens=loaded.context_tokens,
+        weights_bytes=_weight_bytes(checked),
+        mapped=True,
+    )
+    plan = plan_memory(needs, available_bytes=available_host_bytes())
+    tell(plan)
     embedded = settings.model.model is None
     info = ModelInfo(
         model_id=settings.server.served_model_name or _model_id(loaded.path, embedded=embedded),
@@ -120,17 +137,13 @@ def load_engine(settings: Settings) -> Engine:
         created_s=int(time.time()),
         has_tokenizer=loaded.tokenizer is not None,
     )
-    model = TrunkModel(
-        loaded.trunk,
-        sessions=settings.engine.sessions,
-        context_tokens=loaded.context_tokens,
-    )
     return Engine(
-        model,
+        TrunkModel(loaded.trunk, plan),
         info,
         tokenizer=loaded.tokenizer,
         template=loaded.template,
         options=settings.engine,
+        cache_drain_s=settings.server.drain_timeout,
     )
 
 
@@ -164,6 +177,15 @@ def _context(asked: int, native: int) -> int:
             f"--context {asked} is more than the model's own {native} tokens; give at most that"
         )
     return asked or native
+
+
+def _weight_bytes(checked: CheckedModel) -> int:
+    """Bytes of all tensors but the n-gram table, which has a placement of its own."""
+    return sum(
+        info.nbytes
+        for name, info in checked.checkpoint.tensors.items()
+        if name != TABLE and ".ngram_embedding." not in name
+    )
 
 
 def _model_id(path: Path, *, embedded: bool) -> str:

@@ -40,33 +40,50 @@ class StateSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """What goes where. `weights_bytes` of `mapped` weights are the files' own pages in memory,
+class MemoryNeeds:
+    """What a model and its sessions take.
 
-    which the system may drop and read again; they are told, not budgeted. `pages` are shared by
-    all sessions. `cache_bytes` is the budget of kept states.
+    Mapped weights are the files' own pages in memory, which the system may drop and read again;
+    they are told, not budgeted.
     """
 
-    weights_bytes: int
-    mapped: bool
     sizes: StateSizes
     sessions: int
     context_tokens: int
-    pages: int
-    cache_bytes: int
-    available_bytes: int
+    weights_bytes: int = 0
+    mapped: bool = False
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Weights that are budgeted, and every session's fixed state."""
+        weights = 0 if self.mapped else self.weights_bytes
+        return weights + self.sessions * self.sizes.session_bytes
 
     @property
     def whole_pages(self) -> int:
         """Pages of every session's whole context."""
         return self.sessions * pages_of(self.context_tokens)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Who gets what: `pages` are shared by all sessions; `cache_bytes` is for kept states."""
+
+    needs: MemoryNeeds
+    pages: int
+    cache_bytes: int
+    available_bytes: int
+
+    @property
+    def left_bytes(self) -> int:
+        """What is not planned for anything."""
+        return self.available_bytes - MARGIN_BYTES - self.total_bytes
+
     @property
     def total_bytes(self) -> int:
         """All that is planned."""
-        weights = 0 if self.mapped else self.weights_bytes
-        state = self.sessions * self.sizes.session_bytes + self.pages * self.sizes.page_bytes
-        return weights + state + self.cache_bytes
+        pages = self.pages * self.needs.sizes.page_bytes
+        return self.needs.fixed_bytes + pages + self.cache_bytes
 
 
 def pages_of(tokens: int) -> int:
@@ -89,36 +106,24 @@ def state_sizes(shape: StateShape, dtype: torch.dtype) -> StateSizes:
     )
 
 
-def plan_memory(
-    sizes: StateSizes,
-    *,
-    sessions: int,
-    context_tokens: int,
-    weights_bytes: int,
-    mapped: bool,
-    available_bytes: int,
-    cache_bytes: int = 0,
-) -> MemoryPlan:
+def plan_memory(needs: MemoryNeeds, *, available_bytes: int, cache_bytes: int = 0) -> MemoryPlan:
     """Divide `available_bytes`. Raises DeviceError, with the numbers, when one context cannot fit."""
-    weights = 0 if mapped else weights_bytes
-    free = available_bytes - MARGIN_BYTES - weights - sessions * sizes.session_bytes - cache_bytes
-    one = pages_of(context_tokens)
-    fitting = max(free, 0) // sizes.page_bytes
+    page_bytes = needs.sizes.page_bytes
+    free = available_bytes - MARGIN_BYTES - needs.fixed_bytes - cache_bytes
+    one = pages_of(needs.context_tokens)
+    fitting = max(free, 0) // page_bytes
     if fitting < one:
+        weights = 0 if needs.mapped else needs.weights_bytes
         raise DeviceError(
-            f"The model does not fit: a session of {context_tokens} tokens takes"
-            f" {_gb(one * sizes.page_bytes)} of keys and values, and {_gb(available_bytes)} are free"
-            f" for that, for {sessions} x {_gb(sizes.session_bytes)} of state, {_gb(weights)} of"
-            f" weights, {_gb(cache_bytes)} of cache and {_gb(MARGIN_BYTES)} to work with."
-            + _cure(fitting, sessions)
+            f"The model does not fit: a session of {needs.context_tokens} tokens takes"
+            f" {_gb(one * page_bytes)} of keys and values, and {_gb(available_bytes)} are free"
+            f" for that, for {needs.sessions} x {_gb(needs.sizes.session_bytes)} of state,"
+            f" {_gb(weights)} of weights, {_gb(cache_bytes)} of cache and {_gb(MARGIN_BYTES)} to"
+            " work with." + _cure(fitting, needs.sessions)
         )
     return MemoryPlan(
-        weights_bytes=weights_bytes,
-        mapped=mapped,
-        sizes=sizes,
-        sessions=sessions,
-        context_tokens=context_tokens,
-        pages=min(fitting, sessions * one),
+        needs=needs,
+        pages=min(fitting, needs.whole_pages),
         cache_bytes=cache_bytes,
         available_bytes=available_bytes,
     )
@@ -126,28 +131,29 @@ def plan_memory(
 
 def tell(plan: MemoryPlan) -> None:
     """Log the plan, and a warning when sessions have to share pages."""
+    needs = plan.needs
     log_event(
         _log,
         logging.INFO,
         "memory_plan",
-        weights=_gb(plan.weights_bytes) + (" mapped" if plan.mapped else ""),
-        session_state=_gb(plan.sizes.session_bytes),
-        kv_token=f"{plan.sizes.page_bytes / PAGE_TOKENS:.0f} B",
-        sessions=plan.sessions,
-        context=plan.context_tokens,
+        weights=_gb(needs.weights_bytes) + (" mapped" if needs.mapped else ""),
+        session_state=_gb(needs.sizes.session_bytes),
+        kv_token=f"{needs.sizes.page_bytes / PAGE_TOKENS:.0f} B",
+        sessions=needs.sessions,
+        context=needs.context_tokens,
         kv_pages=plan.pages,
-        kv=_gb(plan.pages * plan.sizes.page_bytes),
+        kv=_gb(plan.pages * needs.sizes.page_bytes),
         cache=_gb(plan.cache_bytes),
         total=_gb(plan.total_bytes),
         available=_gb(plan.available_bytes),
     )
-    if plan.pages < plan.whole_pages:
+    if plan.pages < needs.whole_pages:
         log_event(
             _log,
             logging.WARNING,
             "sessions_share_pages",
             tokens=plan.pages * PAGE_TOKENS,
-            whole=plan.whole_pages * PAGE_TOKENS,
+            whole=needs.whole_pages * PAGE_TOKENS,
             effect="long requests at the same time may have to wait or compute state again",
             cure="fewer --sessions or a smaller --context",
         )

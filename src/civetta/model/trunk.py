@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.gdn import gdn
 from civetta.model.inputs import Piece, Rows, Span, Wanted
 from civetta.model.moe import moe
@@ -50,10 +51,22 @@ class Trunk:
         kinds = config.layer_kinds
         self._index = tuple(kinds[:i].count(kind) for i, kind in enumerate(kinds))
 
-    def store(self, *, sessions: int, context_tokens: int) -> SessionStore:
-        """State for `sessions` sequences of up to `context_tokens` tokens."""
+    @property
+    def state_shape(self) -> StateShape:
+        """Sizes of a session's state."""
+        return state_shape(self.config, has_head=self.head is not None)
+
+    def store(
+        self, *, sessions: int, context_tokens: int, pages: int | None = None
+    ) -> SessionStore:
+        """State for `sessions` sequences of up to `context_tokens` tokens.
+
+        They share `pages` pages; left out, as many as all of them at full length need.
+        """
+        whole = sessions * -(-context_tokens // PAGE_TOKENS)
         return SessionStore(
-            state_shape(self.config, has_head=self.head is not None),
+            self.state_shape,
+            spare_pages=0 if pages is None else pages - whole,
             sessions=sessions,
             context_tokens=context_tokens,
             dtype=self.dtype,
