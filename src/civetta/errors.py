@@ -13,6 +13,7 @@ CivettaError
 ├── TokenizerError             no tokenizer where one is needed, or a broken one
 ├── RequestError               a request the server refuses                           (HTTP 4xx)
 │   ├── RequestInvalid         a field or its value is wrong, names `param`
+│   │   └── ImageInvalid       an image that cannot be used, names its index
 │   ├── TemplateError          messages that the chat template cannot render
 │   ├── ContextOverflow        prompt does not fit the context
 │   ├── ModelNotFound          another model id than the one served
@@ -131,6 +132,17 @@ class RequestError(CivettaError):
 
 class RequestInvalid(RequestError):
     """A field or its value is wrong; `param` names it."""
+
+
+class ImageInvalid(RequestInvalid):
+    """An image that cannot be fetched, decoded or fitted; `index` counts a request's from 1."""
+
+    code = "invalid_image"
+
+    def __init__(self, reason: str, *, index: int, param: str | None = None) -> None:
+        super().__init__(f"Image {index} cannot be used: {reason}.", param=param)
+        self.index = index
+        self.reason = reason
 
 
 class TemplateError(RequestError):

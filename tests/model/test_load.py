@@ -109,21 +109,6 @@ def test_constants_that_leave_the_table_are_refused(tmp_path):
         load_trunk(path, ops=REFERENCE)
 
 
-def test_vision_and_draft_tensors_are_left_aside_with_a_reason(tmp_path, original):
-    extra = {
-        "model.visual.pos_embed.weight": np.zeros((4, 4), np.float32),
-    }
-    path = writers.write_hf(
-        tmp_path / "x", TINY.config, writers.stored(TINY.tensors | extra, "BF16")
-    )
-    ignored = check_checkpoint(path).ignored
-    heads = {name for name in TINY.tensors if name.startswith("mtp.")}
-    assert ignored.keys() == extra.keys() | heads
-    assert len(heads) == 31
-    assert all(ignored.values())
-    same(logits(path), original)
-
-
 # GGUF forms
 
 

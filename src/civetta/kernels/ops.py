@@ -139,3 +139,17 @@ class Ops:
     ple_gate: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
     """(x_TSD float32, key_TSD, value_TD, gain_query_SD, gain_key_SD, eps) -> gated value_TSD float32,
     model.md A.5."""
+
+    layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """(x_[..., D], gain_D, shift_D float32, eps) -> float32."""
+
+    gelu_tanh: Callable[[Tensor], Tensor]
+    """x -> float32, tanh approximation."""
+
+    gelu: Callable[[Tensor], Tensor]
+    """x -> float32, exact (erf)."""
+
+    attend_image: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(q_THA, k_PHA, v_PHA) -> o_THA: every query sees every key of its image; scale A ** -0.5.
+
+    The one op whose bits may follow T: the tower cuts an image always in the same way."""

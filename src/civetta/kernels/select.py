@@ -16,6 +16,7 @@ from civetta.kernels.ops import Ops
 from civetta.kernels.ple import reference as ple
 from civetta.kernels.qsa import reference as qsa
 from civetta.kernels.residual import reference as residual
+from civetta.kernels.vision import reference as vision
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,10 @@ REFERENCE = Ops(
     experts=moe.experts,
     swiglu=residual.swiglu,
     ple_gate=ple.ple_gate,
+    layer_norm=vision.layer_norm,
+    gelu_tanh=vision.gelu_tanh,
+    gelu=vision.gelu,
+    attend_image=vision.attend_image,
 )
 
 

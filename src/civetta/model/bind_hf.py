@@ -24,7 +24,6 @@ from civetta.model.weights import (
 if TYPE_CHECKING:
     from civetta.model.config import ModelConfig, PleConfig
 
-VISION_PREFIX = "model.visual."
 MTP_PREFIX = "mtp."
 
 
@@ -43,7 +42,6 @@ def bind_hf(b: Binder, c: ModelConfig) -> TrunkWeights:
         mixer=hf_hyper(b, c, root + "hyper_connection_mixer.", inject=False),
         head=head,
     )
-    b.ignore(VISION_PREFIX, "the vision tower is read when an image arrives")
     b.ignore(MTP_PREFIX, "the draft head is read when drafting is on")
     return weights
 

@@ -18,6 +18,7 @@ from civetta.model.binder import Binder
 from civetta.model.config import ModelConfig, PleConfig, from_gguf, from_hf
 from civetta.model.mtp import MtpHead
 from civetta.model.trunk import Trunk
+from civetta.model.vision_build import bind_vision, check_width, hf_vision
 from civetta.ngram.rows import MappedRows
 
 if TYPE_CHECKING:
@@ -27,16 +28,21 @@ if TYPE_CHECKING:
     from civetta.kernels.ops import Ops
     from civetta.model.bind_mtp import CheckedHead
     from civetta.model.mtp import HiddenNorm
+    from civetta.model.vision_build import CheckedVision
     from civetta.model.weights import TrunkWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedModel:
-    """A checkpoint whose names, shapes and types have been proved against its configuration."""
+    """A checkpoint whose names, shapes and types have been proved against its configuration.
+
+    `vision` is the tower in the same files, None when they have none.
+    """
 
     checkpoint: Checkpoint
     config: ModelConfig
     ignored: dict[str, str]
+    vision: CheckedVision | None = None
 
 
 def check_checkpoint(path: Path | str) -> CheckedModel:
@@ -46,10 +52,16 @@ def check_checkpoint(path: Path | str) -> CheckedModel:
     """
     checkpoint = open_checkpoint(path)
     config = read_config(checkpoint)
+    vision = hf_vision(checkpoint) if checkpoint.kind == "safetensors" else None
     binder = Binder(checkpoint, dry=True)
     _bind(binder, checkpoint, config)
+    if vision is not None:
+        check_width(vision, config.hidden)
+        bind_vision(binder, vision)
     binder.finish()
-    return CheckedModel(checkpoint=checkpoint, config=config, ignored=binder.ignored())
+    return CheckedModel(
+        checkpoint=checkpoint, config=config, ignored=binder.ignored(), vision=vision
+    )
 
 
 def load_trunk(

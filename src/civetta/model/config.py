@@ -6,14 +6,15 @@ Nothing is defaulted in silence: a key is required, or its default is the one th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from civetta.errors import ArchitectureUnsupported, CheckpointMalformed
+from civetta.model.config_keys import Keys, mapping
 from civetta.ngram.hash import NgramHash, make_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LayerKind = Literal["gdn", "qsa"]
 MOST_LAYERS = 4096
@@ -106,69 +107,17 @@ class ModelConfig:
         return self.vocab
 
 
-class _Keys:
-    """Typed access to a mapping; every refusal names the key and the file kind."""
-
-    def __init__(self, values: Mapping[str, object], where: str, prefix: str = "") -> None:
-        self.values, self.where, self.prefix = values, where, prefix
-
-    def get(self, key: str) -> object | None:
-        return self.values.get(self.prefix + key)
-
-    def integer(
-        self, key: str, default: int | None = None, *, low: int = 1, high: int = 1 << 31
-    ) -> int:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.wrong(key, value, f"an integer from {low} to {high}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise self.wrong(key, value, "a positive number")
-        return float(value)
-
-    def integers(self, key: str) -> tuple[int, ...] | None:
-        value = self.get(key)
-        if value is None:
-            return None
-        items: object = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(items, list | tuple):
-            raise self.wrong(key, value, "a list of integers")
-        numbers = [x for x in items if isinstance(x, int)]
-        if len(numbers) != len(items):
-            raise self.wrong(key, value, "a list of integers")
-        return tuple(numbers)
-
-    def fixed(self, key: str, accepted: tuple[object, ...]) -> None:
-        value = self.get(key)
-        if value is not None and value not in accepted:
-            raise self.wrong(key, value, "one of " + ", ".join(map(repr, accepted)))
-
-    def wrong(self, key: str, value: object, wanted: str) -> CheckpointMalformed:
-        found = "is missing" if value is None else f"is {str(value)[:60]!r}"
-        return CheckpointMalformed(
-            f"{self.where}: {self.prefix}{key} {found}, but must be {wanted};"
-            " the file is damaged or made for another program"
-        )
-
-
 def from_hf(config: Mapping[str, object], where: str) -> ModelConfig:
     """Config of a Hugging Face folder: the full form or transformers' text-only form (A.2)."""
     text, outer = _hf_text(config, where)
-    keys = _Keys(text, where)
+    keys = Keys(text, where)
     keys.fixed("hidden_act", ("silu",))
     if keys.get("output_gate_type") != "sigmoid":  # absent means silu in transformers
         raise keys.wrong("output_gate_type", keys.get("output_gate_type"), "'sigmoid'")
     keys.fixed("norm_topk_prob", (True,))
     keys.fixed("attention_bias", (False,))
     keys.fixed("indexer_kv_heads", (1,))
-    rope = _Keys(_mapping(text.get("rope_parameters"), "rope_parameters", where), where)
+    rope = Keys(mapping(text.get("rope_parameters"), "rope_parameters", where), where)
     rope.fixed("rope_type", ("default",))
     head_dim = keys.integer("head_dim")
     partial = rope.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
@@ -223,19 +172,13 @@ def _hf_text(
     if kind == "qwen4_exp_text":
         return config, config
     if kind == "qwen4_exp":
-        return _mapping(config.get("text_config"), "text_config", where), config
+        return mapping(config.get("text_config"), "text_config", where), config
     raise ArchitectureUnsupported(
         f"{where}: model_type is {kind!r}; civetta runs qwen4_exp (Qwen3.8-Flash-Next) only"
     )
 
 
-def _mapping(value: object, key: str, where: str) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise CheckpointMalformed(f"{where}: {key} is missing or no object; the file is damaged")
-    return value
-
-
-def _hf_kinds(keys: _Keys) -> tuple[LayerKind, ...]:
+def _hf_kinds(keys: Keys) -> tuple[LayerKind, ...]:
     layers = keys.integer("num_hidden_layers", high=MOST_LAYERS)
     words = keys.get("layer_types")
     if words is None:
@@ -257,7 +200,7 @@ def _hf_kinds(keys: _Keys) -> tuple[LayerKind, ...]:
     return tuple(known[w] for w in words)
 
 
-def _hf_ple(keys: _Keys) -> PleConfig | None:
+def _hf_ple(keys: Keys) -> PleConfig | None:
     ids = keys.integers("ple_layer_ids") or ()
     if not ids:
         return None
@@ -298,7 +241,7 @@ def from_gguf(
             f"{where}: general.architecture is {arch!r};"
             " civetta runs qwen4exp (Qwen3.8-Flash-Next) only"
         )
-    keys = _Keys(metadata, where, "qwen4exp.")
+    keys = Keys(metadata, where, "qwen4exp.")
     if keys.integer("attention.value_length") != keys.integer("attention.key_length"):
         raise keys.wrong("attention.value_length", keys.get("attention.value_length"), "key_length")
     kinds = _gguf_kinds(keys)
@@ -344,7 +287,7 @@ def from_gguf(
     )
 
 
-def _gguf_kinds(keys: _Keys) -> tuple[LayerKind, ...]:
+def _gguf_kinds(keys: Keys) -> tuple[LayerKind, ...]:
     layers = keys.integer("block_count", high=MOST_LAYERS)
     layers -= keys.integer("nextn_predict_layers", 0, low=0, high=layers)
     recurrent = keys.get("attention.recurrent_layers")
@@ -357,7 +300,7 @@ def _gguf_kinds(keys: _Keys) -> tuple[LayerKind, ...]:
     return tuple("gdn" if flag else "qsa" for flag in flags[:layers])
 
 
-def _gguf_kv_heads(keys: _Keys) -> int:
+def _gguf_kv_heads(keys: Keys) -> int:
     several = keys.get("attention.head_count_kv")
     if isinstance(several, int):
         return keys.integer("attention.head_count_kv")
@@ -367,7 +310,7 @@ def _gguf_kv_heads(keys: _Keys) -> int:
     return counts.pop()
 
 
-def _gguf_ratio(keys: _Keys, kinds: tuple[LayerKind, ...], *, has_indexer: bool) -> int:
+def _gguf_ratio(keys: Keys, kinds: tuple[LayerKind, ...], *, has_indexer: bool) -> int:
     ratios = keys.integers("attention.compress_ratios") or ()
     found = {r for r, kind in zip(ratios, kinds, strict=False) if kind == "qsa" and r != 0}
     if len(found) > 1:
@@ -377,7 +320,7 @@ def _gguf_ratio(keys: _Keys, kinds: tuple[LayerKind, ...], *, has_indexer: bool)
     return 4 if has_indexer else keys.integer("attention.indexer.top_k")
 
 
-def _gguf_ple(keys: _Keys) -> PleConfig | None:
+def _gguf_ple(keys: Keys) -> PleConfig | None:
     layers = keys.integers("ple.layers") or ()
     if not layers:
         return None
@@ -415,7 +358,7 @@ def _gguf_ple(keys: _Keys) -> PleConfig | None:
     )
 
 
-def _section(section: tuple[int, ...], keys: _Keys) -> tuple[int, int, int]:
+def _section(section: tuple[int, ...], keys: Keys) -> tuple[int, int, int]:
     if len(section) != 3 or min(section) < 0:
         raise keys.wrong("mrope section", list(section), "three frequency counts (t, h, w)")
     return section[0], section[1], section[2]
