@@ -34,7 +34,6 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     a = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(a.threads)
     model = oracle.random_model(oracle.text_config(hidden_size=128, vocab_size=2048), seed=1)
     ids = torch.randint(0, 2048, (a.tokens + a.steps,))
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +41,7 @@ def main() -> None:
         trunk = load_trunk(oracle.save(model, Path(folder)), ops=ops)
         sides = {
             "ours": lambda: ours(trunk, ids, a.tokens),
-            "theirs": lambda: theirs(model, ids, a.tokens),
+            "theirs": lambda: theirs(model, ids, a.tokens, a.threads),
         }
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
         for _ in range(a.rounds + 1):
@@ -63,6 +62,7 @@ def main() -> None:
 
 
 def ours(trunk, ids, tokens):  # type: ignore[no-untyped-def]
+    torch.set_num_threads(1)  # as `select` sets it; the compiled table has threads of its own
     session = trunk.store(sessions=1, context_tokens=len(ids)).open()
     start = time.perf_counter()
     trunk.forward(session, ids[:tokens].tolist())
@@ -72,7 +72,8 @@ def ours(trunk, ids, tokens):  # type: ignore[no-untyped-def]
     return middle - start, time.perf_counter() - middle
 
 
-def theirs(model, ids, tokens):  # type: ignore[no-untyped-def]
+def theirs(model, ids, tokens, threads):  # type: ignore[no-untyped-def]
+    torch.set_num_threads(threads)
     with torch.no_grad():
         start = time.perf_counter()
         out = model(ids[None, :tokens], use_cache=True, logits_to_keep=1)

@@ -156,9 +156,7 @@ def test_block_choice_is_exact_and_ties_go_to_the_lower_block() -> None:
     key_pages = torch.zeros(count * a_page, width)
     key_pages[:blocks] = keys
     seen = torch.tensor([30, 41, 50, 60, 70, 69, 68, 45, 70])
-    found = qsa.index_select(
-        q, key_pages.view(count, a_page, width), torch.arange(count), seen, 16, ratio
-    )
+    found = qsa.index_select(q, key_pages.view(count, a_page, width), torch.arange(count), seen, 16)
     for t in range(9):
         n = int(seen[t])
         scores = torch.relu(q[t].double() @ keys[:n].double().t()).sum(0)
@@ -169,7 +167,7 @@ def test_block_choice_is_exact_and_ties_go_to_the_lower_block() -> None:
 def test_block_choice_among_equal_scores() -> None:
     key_pages = torch.zeros(3, 16, 8)
     found = qsa.index_select(
-        torch.zeros(2, 4, 8), key_pages, torch.arange(3), torch.tensor([20, 48]), 5, 4
+        torch.zeros(2, 4, 8), key_pages, torch.arange(3), torch.tensor([20, 48]), 5
     )
     assert found.tolist() == [[0, 1, 2, 3, 4]] * 2
 

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from civetta.kernels.matmul import reference as matmul_reference
 from civetta.kernels.moe import reference as moe_reference
+from civetta.kernels.residual import reference as residual_reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from civetta.checkpoint.quant import QuantTensor, Weight
     from civetta.kernels import _native
-    from civetta.kernels.ops import ExpertWeights
+    from civetta.kernels.ops import ExpertWeights, HyperWeights
 
 _TENSOR_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _IS_BF16 = {torch.float32: False, torch.bfloat16: True}
@@ -63,7 +64,7 @@ class _Descriptor:
 
 
 class CpuProducts:
-    """`matmul`, `matmul_many` and `experts` over the extension's threads.
+    """`matmul`, `matmul_many`, `experts` and `hyper_read` over the extension's threads.
 
     Weights are described once each and remembered by identity until they are freed; their memory is
     read in place at every call. Weights in a format without a native kernel, and activations other
@@ -155,6 +156,37 @@ class CpuProducts:
             y_TD.data_ptr(),
         )
         return y_TD
+
+    def hyper_read(
+        self, x_TSD: Tensor, w: HyperWeights, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mix the streams into one row, products included, in one call; see `Ops.hyper_read`."""
+        down, up = self._find(w.down), self._find(w.up)
+        inject = down if w.inject is None else self._find(w.inject)
+        h_bf16 = _IS_BF16.get(dtype)
+        if down is None or up is None or inject is None or h_bf16 is None:
+            return residual_reference.hyper_read(x_TSD, w, eps, dtype, matmul=self.matmul)
+        x_TSD = x_TSD.to(torch.float32).contiguous()
+        rows, streams, width = x_TSD.shape
+        assert down.matrix.cols == up.rows == streams * width, "all streams side by side"
+        h_TD = torch.empty((rows, width), dtype=dtype)
+        inject_TS = torch.empty((rows, streams), dtype=torch.float32)
+        self._native.hyper_read(
+            down.matrix,
+            up.matrix,
+            inject.matrix,
+            w.inject is not None,
+            w.gain_SD.data_ptr(),
+            streams,
+            width,
+            eps,
+            x_TSD.data_ptr(),
+            rows,
+            h_TD.data_ptr(),
+            h_bf16,
+            inject_TS.data_ptr(),
+        )
+        return h_TD, None if w.inject is None else inject_TS
 
     def _find(self, w: Weight) -> _Descriptor | None:
         """The descriptor of a weight, or None where the extension cannot read it."""

@@ -114,8 +114,8 @@ class Ops:
     index_pool: Callable[[Tensor, Tensor, float, Tensor, Tensor], Tensor]
     """(raw_[B, ratio, X], gain_X, eps, cos_BR, sin_BR of each block's first token) -> key_BX."""
 
-    index_select: Callable[[Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
-    """(q_TIX roped, key_pages_[P, PAGE/ratio, X], table_P int64, blocks_T int64, keep, ratio)
+    index_select: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    """(q_TIX roped, key_pages_[P, PAGE/ratio, X], table_P int64, blocks_T int64, keep)
     -> kept block ids [T, keep] int64 ascending. blocks_T: complete blocks each query sees (> keep);
     ties to the lower block."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from functools import partial
+
+import torch
 
 from civetta.errors import UsageError
 from civetta.kernels import cpu
@@ -50,6 +51,9 @@ REFERENCE = Ops(
 def select(device: str, threads: int = 0) -> Ops:
     """The fastest table for a device; `threads` CPU threads (0: all cores).
 
+    With the compiled table torch is left one thread for the little it still does: its workers spin
+    on the cores after every parallel region, and each small op then waits for ours to make room.
+
     Raises UsageError for a device that has no table.
     """
     if device not in {"auto", "cpu"}:
@@ -57,11 +61,28 @@ def select(device: str, threads: int = 0) -> Ops:
     if not cpu.available():
         log.info("the native extension is not built: products run through torch, which is slower")
         return REFERENCE
+    from civetta.kernels import cpu_mixers, cpu_rows
+
+    torch.set_num_threads(1)
     products = cpu.CpuProducts(threads or os.cpu_count() or 1)
     return replace(
         REFERENCE,
         name=f"cpu-{cpu.instructions()}",
         matmul=products.matmul,
         experts=products.experts,
-        hyper_read=partial(residual.hyper_read, matmul=products.matmul),
+        rms_norm=cpu_rows.rms_norm,
+        hyper_read=products.hyper_read,
+        hyper_write=cpu_rows.hyper_write,
+        short_conv=cpu_mixers.short_conv,
+        gdn_gates=cpu_mixers.gdn_gates,
+        gdn_chunks=cpu_mixers.gdn_chunks,
+        gdn_norm=cpu_mixers.gdn_norm,
+        rope=cpu_rows.rope,
+        index_pool=cpu_rows.index_pool,
+        index_select=cpu_mixers.index_select,
+        attend_dense=cpu_mixers.attend_dense,
+        attend_sparse=cpu_mixers.attend_sparse,
+        route=cpu_rows.route,
+        swiglu=cpu_rows.swiglu,
+        ple_gate=cpu_rows.ple_gate,
     )

@@ -140,9 +140,7 @@ def _attend(
         outs.append(ops.attend_dense(q_TQA[:dense], pages.k, pages.v, table, span.first))
     if dense < rows:
         visible_T = torch.arange(span.first + dense + 1, span.first + rows + 1)
-        kept_TB = ops.index_select(
-            iq_TIX[dense:], pages.index_key, table, visible_T // ratio, keep, ratio
-        )
+        kept_TB = ops.index_select(iq_TIX[dense:], pages.index_key, table, visible_T // ratio, keep)
         tokens = _tokens(kept_TB, visible_T, ratio)
         outs.append(ops.attend_sparse(q_TQA[dense:], pages.k, pages.v, table, tokens))
     return torch.cat(outs) if len(outs) > 1 else outs[0]

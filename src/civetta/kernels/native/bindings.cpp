@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "mixers.hpp"
 #include "pool.hpp"
 #include "product.hpp"
 
@@ -117,6 +118,7 @@ NB_MODULE(_native, m) {
     m.def("matmul", &call_matmul);
     m.def("matmul_many", &call_matmul_many);
     m.def("experts", &call_experts);
+    bind_mixers(m, [] { return active; });
     m.def("set_threads", &set_threads);
     m.def("get_threads", &get_threads);
     m.def("shut_down", &shut_down, nb::call_guard<nb::gil_scoped_release>());

@@ -2,8 +2,7 @@
 #include "matrix.hpp"
 
 #if defined(__AVX2__)
-#include "rows.hpp"
-#include "tiles.hpp"
+#include "table.hpp"
 
 const civetta::Kernels* civetta::avx2_kernels() {
     CIVETTA_KERNELS("avx2");

@@ -2,8 +2,7 @@
 #include "matrix.hpp"
 
 #if defined(__AVX512F__)
-#include "rows.hpp"
-#include "tiles.hpp"
+#include "table.hpp"
 
 const civetta::Kernels* civetta::avx512_kernels() {
     CIVETTA_KERNELS("avx512");

@@ -1,6 +1,5 @@
 // Compiled for the platform's baseline: SSE2 on x86-64, NEON on aarch64.
-#include "rows.hpp"
-#include "tiles.hpp"
+#include "table.hpp"
 
 const civetta::Kernels* civetta::generic_kernels() {
 #if defined(__aarch64__)

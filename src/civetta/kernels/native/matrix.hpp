@@ -46,6 +46,27 @@ struct Kernels {
     void (*narrow)(const float* values, uint16_t* bf16, int64_t count);
     void (*swiglu)(const float* gate, const float* up, float* out, int64_t count);
     void (*add_scaled)(const float* values, float factor, float* sum, int64_t count);
+
+    // Rows of float32, any width; see norms.hpp and weigh.hpp.
+    float (*dot)(const float* a, const float* b, int64_t count);
+    void (*norm)(const float* x, const float* gain, int64_t width, float eps, float* y);
+    void (*unit)(const float* x, int64_t width, float eps, float factor, float* y);
+    void (*gated_norm)(const float* o, const float* z, const float* gain, int64_t width, float eps, float* y);
+    void (*rope)(const float* x, const float* cos, const float* sin, int64_t half, int64_t width, float* y);
+    void (*conv)(const float* const* taps, const float* w, int64_t count, int64_t channels, float* y);
+    void (*silu_over)(const float* x, float divisor, float* y, int64_t count);     // silu(x / divisor)
+    void (*sigmoid_over)(const float* x, float divisor, float* y, int64_t count);  // sigmoid(x / divisor)
+    // h = sum over streams of gate * x, divided by their number; gate holds logits.
+    void (*mix_streams)(const float* gate, const float* x, int64_t streams, int64_t width, float* h);
+    void (*write_stream)(const float* x, const float* y, float inject, float* out, int64_t count);
+    void (*multiply_by)(const float* x, float factor, float* y, int64_t count);
+    float (*largest)(const float* x, int64_t count);
+    // p = exp(x - shift), zero where that is below the smallest normal number; returns the sum.
+    float (*exp_sum)(const float* x, float shift, float* p, int64_t count);
+    void (*exp_fall)(float top, const float* x, float* p, int64_t count);  // p = exp(top - x)
+    // out[r] += sum over n in [n0, n1), ascending, of p[r][n] * v[n]; width a multiple of LANES.
+    void (*weigh)(const float* const* p, int64_t rows, int64_t n0, int64_t n1, const float* const* v,
+                  int64_t width, float* const* out);
 };
 
 // Null where the running CPU lacks the instructions.

@@ -74,7 +74,3 @@ static void swiglu(const float* gate, const float* up, float* out, int64_t count
 }
 
 }  // namespace
-
-#define CIVETTA_KERNELS(name)                                                                              \
-    static const civetta::Kernels table = {name,       block_values, decode, dots,   tiles,                \
-                                           round_bf16, widen,        narrow, swiglu, add_scaled}

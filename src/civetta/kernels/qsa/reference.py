@@ -33,10 +33,9 @@ def index_pool(
 
 
 def index_select(
-    q_TIX: Tensor, key_pages: Tensor, table_P: Tensor, blocks_T: Tensor, keep: int, ratio: int
+    q_TIX: Tensor, key_pages: Tensor, table_P: Tensor, blocks_T: Tensor, keep: int
 ) -> Tensor:
     """The `keep` best complete blocks of each query, ascending; see `Ops.index_select`."""
-    del ratio
     most = int(blocks_T.max())
     tiles = -(-most // INDEX_TILE_BLOCKS)
     pages = -(-tiles * INDEX_TILE_BLOCKS // key_pages.shape[1])
