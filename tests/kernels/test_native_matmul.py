@@ -241,7 +241,7 @@ def test_more_rows_than_one_launch(products: cpu.CpuProducts) -> None:
 def test_no_rows(products: cpu.CpuProducts) -> None:
     w = random_weight("Q4_K", 6, 256)
     assert products.matmul(normal(3, 256)[:0], w, torch.float32).shape == (0, 6)
-    assert products.matmul_many(normal(3, 256)[:0], [w, w], torch.bfloat16)[1].shape == (0, 6)
+    assert products.matmul(normal(3, 256)[:0], w, torch.bfloat16).shape == (0, 6)
 
 
 def test_broken_numbers_stay_visible(products: cpu.CpuProducts) -> None:
@@ -336,7 +336,8 @@ def test_experts_of_unlike_shapes_are_refused(products: cpu.CpuProducts) -> None
 
 def test_descriptors_go_with_their_weights(products: cpu.CpuProducts) -> None:
     q, plain, w = random_weight("Q8_0", 4, 64), normal(4, 64), some_experts(2, 256, 32)
-    products.matmul_many(normal(1, 64), [q, plain], torch.float32)
+    products.matmul(normal(1, 64), q, torch.float32)
+    products.matmul(normal(1, 64), plain, torch.float32)
     products.experts(normal(1, 256), torch.tensor([[1]]), torch.ones(1, 1), w)
     alive = [weakref.ref(q), weakref.ref(plain), weakref.ref(w)]
     assert len(products._known) == 2

@@ -48,18 +48,6 @@ def matmul(
 ) -> None:
     """y = x w^T for `rows` rows; x and y are float32 or bfloat16."""
 
-def matmul_many(
-    w: list[Matrix],
-    x: int,
-    x_stride: int,
-    x_bf16: bool,
-    rows: int,
-    y: list[int],
-    y_bf16: bool,
-    /,
-) -> None:
-    """y[i] = x w[i]^T, every y[i] contiguous."""
-
 def experts(
     w: Experts,
     h: int,

@@ -20,8 +20,6 @@ from civetta.kernels.moe import reference as moe_reference
 from civetta.kernels.residual import reference as residual_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from civetta.checkpoint.quant import QuantTensor, Weight
     from civetta.kernels import _native
     from civetta.kernels.ops import ExpertWeights, HyperWeights
@@ -64,7 +62,7 @@ class _Descriptor:
 
 
 class CpuProducts:
-    """`matmul`, `matmul_many`, `experts` and `hyper_read` over the extension's threads.
+    """`matmul`, `experts` and `hyper_read` over the extension's threads.
 
     Weights are described once each and remembered by identity until they are freed; their memory is
     read in place at every call. Weights in a format without a native kernel, and activations other
@@ -102,29 +100,6 @@ class CpuProducts:
             known.matrix, x_TK.data_ptr(), stride, x_bf16, rows, y_TN.data_ptr(), n, y_bf16
         )
         return y_TN
-
-    def matmul_many(
-        self, x_TK: Tensor, weights: Sequence[Weight], dtype: torch.dtype
-    ) -> list[Tensor]:
-        """`matmul` with each of several weights in one call; bits as from single calls."""
-        found = [self._find(w) for w in weights]
-        known = [f for f in found if f is not None]
-        x_bf16, y_bf16 = _IS_BF16.get(x_TK.dtype), _IS_BF16.get(dtype)
-        if len(known) < len(found) or x_bf16 is None or y_bf16 is None:
-            return [self.matmul(x_TK, w, dtype) for w in weights]
-        x_TK, rows, cols, stride = _rows_of(x_TK)
-        assert all(k.matrix.cols == cols for k in known), "x is as wide as the weights' rows"
-        outputs = [torch.empty((rows, k.rows), dtype=dtype) for k in known]
-        self._native.matmul_many(
-            [k.matrix for k in known],
-            x_TK.data_ptr(),
-            stride,
-            x_bf16,
-            rows,
-            [y.data_ptr() for y in outputs],
-            y_bf16,
-        )
-        return outputs
 
     def experts(
         self, h_TD: Tensor, experts_TM: Tensor, weights_TM: Tensor, w: ExpertWeights
@@ -166,6 +141,8 @@ class CpuProducts:
         h_bf16 = _IS_BF16.get(dtype)
         if down is None or up is None or inject is None or h_bf16 is None:
             return residual_reference.hyper_read(x_TSD, w, eps, dtype, matmul=self.matmul)
+        assert w.gain_SD.dtype == torch.float32, "gains are float32"
+        assert w.gain_SD.is_contiguous(), "gains lie side by side"
         x_TSD = x_TSD.to(torch.float32).contiguous()
         rows, streams, width = x_TSD.shape
         assert down.matrix.cols == up.rows == streams * width, "all streams side by side"

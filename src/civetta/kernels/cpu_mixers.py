@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from civetta.kernels import _native
-from civetta.kernels.cpu_rows import IS_BF16, side_by_side, view_of
+from civetta.kernels.cpu_rows import IS_BF16, is_plain, side_by_side, view_of
 
 
 def short_conv(u_TC: Tensor, history_JC: Tensor, w_CK: Tensor, dilation: int) -> Tensor:
@@ -19,6 +19,7 @@ def short_conv(u_TC: Tensor, history_JC: Tensor, w_CK: Tensor, dilation: int) ->
     Raises ValueError for more than 16 taps.
     """
     u_TC, history_JC, w_CK = side_by_side(u_TC), side_by_side(history_JC), w_CK.contiguous()
+    assert is_plain(w_CK), "taps are float32"
     (rows, channels), taps = u_TC.shape, w_CK.shape[1]
     assert history_JC.shape == ((taps - 1) * dilation, channels), "history reaches back far enough"
     y_TC = torch.empty((rows, channels), dtype=u_TC.dtype)
@@ -44,6 +45,8 @@ def gdn_gates(
 ) -> tuple[Tensor, Tensor]:
     """Log decay and write strength of each head, float32; see `Ops.gdn_gates`."""
     a_TV, b_TV = a_TV.to(torch.float32).contiguous(), b_TV.to(torch.float32).contiguous()
+    assert is_plain(decay_scale_V), "gates are float32"
+    assert is_plain(dt_bias_V), "gates are float32"
     log_decay_TV, beta_TV = torch.empty_like(a_TV), torch.empty_like(a_TV)
     rows, heads = a_TV.shape
     _native.delta_gates(
@@ -62,6 +65,7 @@ def gdn_gates(
 def gdn_norm(o_TVA: Tensor, z_TVA: Tensor, gain_A: Tensor, eps: float) -> Tensor:
     """Per-head RMS norm gated by sigmoid(z); see `Ops.gdn_norm`."""
     o_TVA, z_TVA = side_by_side(o_TVA), side_by_side(z_TVA)
+    assert is_plain(gain_A), "gains are float32"
     rows, heads, width = z_TVA.shape
     y_TVA = torch.empty((rows, heads, width), dtype=z_TVA.dtype)
     _native.delta_norm(
@@ -91,6 +95,7 @@ def gdn_chunks(
     """Outputs of the new rows and the state after row `fold`; see `Ops.gdn_chunks`."""
     q_THA, k_THA, v_TVA = side_by_side(q_THA), side_by_side(k_THA), side_by_side(v_TVA)
     state_VAA = state_VAA.contiguous()
+    assert state_VAA.dtype == log_decay_TV.dtype == beta_TV.dtype == torch.float32, "all float32"
     rows, value_heads, width = v_TVA.shape
     assert log_decay_TV.stride() == beta_TV.stride(), "gates lie alike"
     assert log_decay_TV.stride(1) == 1 or value_heads == 1, "gates of a row lie side by side"
@@ -191,7 +196,9 @@ def _cache(k_pages: Tensor, v_pages: Tensor) -> _native.Cache:
         k_pages.data_ptr(),
         v_pages.data_ptr(),
         IS_BF16[k_pages.dtype],
-        *strides[:3],
+        strides[0],
+        strides[1],
+        strides[2],
         page_tokens,
         groups,
         width,

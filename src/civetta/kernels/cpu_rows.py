@@ -25,11 +25,13 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     rows, heads, width = x_TSA.shape
     y = torch.empty(shape, dtype=x.dtype)
     each = gain.ndim > 1
+    assert is_plain(gain), "gains are float32"
     assert gain.shape[-1] == width, "a gain for each column"
     assert not each or gain.shape[0] == heads, "a gain for each stream"
     _native.rms_norm(
         x_TSA.data_ptr(),
-        *x_TSA.stride()[:2],
+        x_TSA.stride(0),
+        x_TSA.stride(1),
         IS_BF16[x.dtype],
         rows,
         heads,
@@ -46,10 +48,12 @@ def rope(x_THA: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     """Rotate the first 2R columns, column i with i + R; see `Ops.rope`."""
     x_THA, (rows, heads, width) = side_by_side(x_THA), x_THA.shape
     cos_TR, sin_TR = cos_TR.contiguous(), sin_TR.contiguous()
+    assert cos_TR.dtype == sin_TR.dtype == torch.float32, "angles are float32"
     y_THA = torch.empty((rows, heads, width), dtype=x_THA.dtype)
     _native.rope(
         x_THA.data_ptr(),
-        *x_THA.stride()[:2],
+        x_THA.stride(0),
+        x_THA.stride(1),
         IS_BF16[x_THA.dtype],
         rows,
         heads,
@@ -65,6 +69,7 @@ def rope(x_THA: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 def hyper_write(x_TSD: Tensor, y_TD: Tensor, inject_TS: Tensor) -> Tensor:
     """x_TSD + inject_TS * y_TD, float32; see `Ops.hyper_write`."""
     x_TSD, y_TD, inject_TS = x_TSD.contiguous(), side_by_side(y_TD), inject_TS.contiguous()
+    assert x_TSD.dtype == inject_TS.dtype == torch.float32, "streams are float32"
     rows, streams, width = x_TSD.shape
     out_TSD = torch.empty((rows, streams, width), dtype=torch.float32)
     _native.hyper_write(
@@ -84,6 +89,7 @@ def hyper_write(x_TSD: Tensor, y_TD: Tensor, inject_TS: Tensor) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, [T, F] each; see `Ops.swiglu`."""
     gate, up = side_by_side(gate), side_by_side(up)
+    assert gate.dtype == up.dtype, "both in one dtype"
     rows, width = gate.shape
     y = torch.empty((rows, width), dtype=gate.dtype)
     _native.swiglu(
@@ -109,12 +115,16 @@ def ple_gate(
 ) -> Tensor:
     """sigmoid(signed root of <key, query>) * value for each stream; see `Ops.ple_gate`."""
     x_TSD, key_TSD, value_TD = x_TSD.contiguous(), side_by_side(key_TSD), side_by_side(value_TD)
+    assert x_TSD.dtype == torch.float32, "streams are float32"
+    assert is_plain(gain_query_SD), "gains are float32"
+    assert is_plain(gain_key_SD), "gains are float32"
     rows, streams, width = x_TSD.shape
     out_TSD = torch.empty((rows, streams, width), dtype=torch.float32)
     _native.ngram_gate(
         x_TSD.data_ptr(),
         key_TSD.data_ptr(),
-        *key_TSD.stride()[:2],
+        key_TSD.stride(0),
+        key_TSD.stride(1),
         IS_BF16[key_TSD.dtype],
         value_TD.data_ptr(),
         value_TD.stride(0),
@@ -155,11 +165,13 @@ def index_pool(
 ) -> Tensor:
     """Mean of a block's raw keys, then norm, then rope at its first token; see `Ops.index_pool`."""
     raw_BNX, cos_BR, sin_BR = side_by_side(raw_BNX), cos_BR.contiguous(), sin_BR.contiguous()
+    assert is_plain(gain_X), "gains are float32"
     blocks, ratio, width = raw_BNX.shape
     key_BX = torch.empty((blocks, width), dtype=raw_BNX.dtype)
     _native.index_pool(
         raw_BNX.data_ptr(),
-        *raw_BNX.stride()[:2],
+        raw_BNX.stride(0),
+        raw_BNX.stride(1),
         IS_BF16[raw_BNX.dtype],
         blocks,
         ratio,
@@ -179,7 +191,12 @@ def view_of(x_THA: Tensor) -> _native.View:
 
     The caller keeps x alive during the call.
     """
-    return _native.View(x_THA.data_ptr(), *x_THA.stride()[:2], IS_BF16[x_THA.dtype])
+    return _native.View(x_THA.data_ptr(), x_THA.stride(0), x_THA.stride(1), IS_BF16[x_THA.dtype])
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether the extension may read x as one array of float32."""
+    return x.dtype == torch.float32 and x.is_contiguous()
 
 
 def side_by_side(x: Tensor) -> Tensor:

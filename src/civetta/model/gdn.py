@@ -85,7 +85,8 @@ def _delta(
     layer, opened = state.gdn[index], first - state.base
     total = opened + new.beta_TV.shape[0]
     fold = state.base_after(first + new.beta_TV.shape[0]) - state.base
-    rows = _joined(layer, new, opened)
+    in_place = total <= layer.k.shape[0]
+    rows = _appended(layer, new, opened, total) if in_place else _joined(layer, new, opened)
     o_TVA, layer.s_VAA = ops.gdn_chunks(
         rows.q_THA,
         rows.k_THA,
@@ -97,15 +98,31 @@ def _delta(
         opened,
         fold,
     )
-    _keep(layer, rows, fold, total)
+    if fold or not in_place:
+        _keep(layer, rows, fold, total)
     return o_TVA
+
+
+def _appended(layer: GdnState, new: _Rows, opened: int, total: int) -> _Rows:
+    """All rows where the open ones lie: a token of decode copies its own row only."""
+    layer.k[opened:total] = new.k_THA
+    layer.v[opened:total] = new.v_TVA
+    layer.log_decay[opened:total] = new.log_decay_TV
+    layer.beta[opened:total] = new.beta_TV
+    return _Rows(
+        q_THA=_behind(new.q_THA, opened),
+        k_THA=layer.k[:total],
+        v_TVA=layer.v[:total],
+        log_decay_TV=layer.log_decay[:total],
+        beta_TV=layer.beta[:total],
+    )
 
 
 def _joined(layer: GdnState, new: _Rows, opened: int) -> _Rows:
     if not opened:
         return new
     return _Rows(
-        q_THA=torch.cat([torch.zeros_like(layer.k[:opened]), new.q_THA]),
+        q_THA=_behind(new.q_THA, opened),
         k_THA=torch.cat([layer.k[:opened], new.k_THA]),
         v_TVA=torch.cat([layer.v[:opened], new.v_TVA]),
         log_decay_TV=torch.cat([layer.log_decay[:opened], new.log_decay_TV]),
@@ -113,9 +130,15 @@ def _joined(layer: GdnState, new: _Rows, opened: int) -> _Rows:
     )
 
 
+def _behind(q_THA: Tensor, opened: int) -> Tensor:
+    """Queries of the new rows after as many zero rows as are open."""
+    return torch.nn.functional.pad(q_THA, (0, 0, 0, 0, opened, 0)) if opened else q_THA
+
+
 def _keep(layer: GdnState, rows: _Rows, fold: int, total: int) -> None:
+    """Move the rows after `fold` to the front; they may lie in the same memory."""
     count = total - fold
-    layer.k[:count] = rows.k_THA[fold:]
-    layer.v[:count] = rows.v_TVA[fold:]
-    layer.log_decay[:count] = rows.log_decay_TV[fold:]
-    layer.beta[:count] = rows.beta_TV[fold:]
+    layer.k[:count] = rows.k_THA[fold:].clone()
+    layer.v[:count] = rows.v_TVA[fold:].clone()
+    layer.log_decay[:count] = rows.log_decay_TV[fold:].clone()
+    layer.beta[:count] = rows.beta_TV[fold:].clone()

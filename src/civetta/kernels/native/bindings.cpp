@@ -62,15 +62,6 @@ void call_matmul(const Matrix& w, uintptr_t x, int64_t x_stride, bool x_bf16, in
     matmul(*active, matrices, {pointer<void>(x), x_stride, x_bf16}, rows, outputs);
 }
 
-void call_matmul_many(const std::vector<const Matrix*>& w, uintptr_t x, int64_t x_stride, bool x_bf16,
-                      int64_t rows, const std::vector<uintptr_t>& y, bool y_bf16) {
-    if (w.size() != y.size()) throw nb::value_error("one output for each matrix");
-    const nb::gil_scoped_release released;
-    std::vector<Tensor> outputs;
-    for (size_t i = 0; i < w.size(); ++i) outputs.push_back({pointer<void>(y[i]), w[i]->rows, y_bf16});
-    if (!w.empty()) matmul(*active, w, {pointer<void>(x), x_stride, x_bf16}, rows, outputs);
-}
-
 void call_experts(const Experts& w, uintptr_t h, int64_t h_stride, bool h_bf16, uintptr_t ids, uintptr_t weights,
                   int64_t rows, int64_t slots, uintptr_t y) {
     const nb::gil_scoped_release released;
@@ -116,7 +107,6 @@ NB_MODULE(_native, m) {
              [](Experts* self, const std::vector<const Matrix*>& gate, const std::vector<const Matrix*>& up,
                 const std::vector<const Matrix*>& down) { new (self) Experts(make_experts(gate, up, down)); });
     m.def("matmul", &call_matmul);
-    m.def("matmul_many", &call_matmul_many);
     m.def("experts", &call_experts);
     bind_mixers(m, [] { return active; });
     m.def("set_threads", &set_threads);
