@@ -97,6 +97,31 @@ class ModelOptions:
     threads: int = _setting(
         0, "--threads N", "CPU threads for compute; 0 is one a core.", low=0, high=1024
     )
+    ngram_placement: str = _setting(
+        "auto",
+        "--ngram-placement PLACE",
+        "Where the n-gram table is kept; auto is the fastest memory with room for it.",
+        choices=("auto", "disk", "ram", "gpu"),
+    )
+    ngram_reader: str = _setting(
+        "auto",
+        "--ngram-reader KIND",
+        "How a table on disk is read: io_uring, a pool of threads, or Python's threads.",
+        choices=("auto", "uring", "pool", "python"),
+    )
+    ngram_cache_mib: int = _setting(
+        128,
+        "--ngram-cache-mib MIB",
+        "Rows of a table on disk that are kept in memory; 0 keeps none.",
+        low=0,
+        high=1 << 20,
+    )
+    ngram_prefetch: str = _setting(
+        "on",
+        "--ngram-prefetch MODE",
+        "Read rows of the table before they are needed; never changes a reply.",
+        choices=("on", "off"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

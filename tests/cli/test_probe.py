@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from civetta.cli.probe import probe
 from civetta.errors import CivettaError, UsageError
+from civetta.ngram.reader import available_kinds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,6 +84,24 @@ def test_decode_rows_equal_prefill_rows(model: Path, tmp_path: Path) -> None:
         assert two["rows"] == 1 + stop - start
         decoded = np.fromfile(out, "<f4").reshape(-1, VOCAB)
         assert np.array_equal(decoded, rows[start - 1 : stop])
+
+
+def test_placement_reader_and_prefetch_do_not_change_the_hash(model: Path, tmp_path: Path) -> None:
+    file, tail = (token_file(tmp_path / n, ids(c)) for n, c in (("ids", 700), ("tail", 9)))
+    ways = [
+        ["--ngram-placement", "ram"],
+        ["--ngram-placement", "disk"],
+        ["--ngram-placement", "disk", "--ngram-prefetch", "off", "--ngram-cache-mib", "0"],
+        *(["--ngram-placement", "disk", "--ngram-reader", kind] for kind in available_kinds()),
+    ]
+    found = {
+        run(
+            "-m", str(model), "--tokens", file, "--decode-tokens", tail, "--batch", batch, *way
+        )["sha256"]
+        for way in ways
+        for batch in ("128", "4096")
+    }  # fmt: skip
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ class FakeModel:
         self.pages_total = self.pages_free = 10**9
         self.calls = []
         self.launches = []
+        self.expected = []  # (position, ids) of tokens that were announced
         self.threads = set()
 
     def open_session(self):
@@ -120,11 +121,19 @@ class FakeModel:
         self.most_sessions = max(self.most_sessions, self.open_sessions)
         return FakeSession(self)
 
+    def expect(self, session, ids):
+        assert not session.closed
+        self.expected.append((session.position, tuple(ids)))
+
     def forward_pieces(self, pieces):
         self.threads.add(threading.get_ident())
         sessions = [id(piece.session) for piece in pieces]
         assert len(set(sessions)) == len(sessions) > 0
         self.launches.append([len(piece.ids) for piece in pieces])
+        for piece in pieces:
+            if len(piece.next_ids):
+                at = piece.session.position + len(piece.ids)
+                self.expected.append((at, tuple(piece.next_ids)))
         rows = [self.forward(piece.session, piece.ids, piece.rows) for piece in pieces]
         return torch.cat(rows)
 

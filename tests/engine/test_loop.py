@@ -147,6 +147,14 @@ def test_progress_after_every_chunk():
     ]
 
 
+def test_the_model_is_told_what_comes_next_and_nothing_past_the_prompt():
+    model = FakeModel(says(10, "ab"))
+    Bench(model, batch=4).reply("0123456789")
+    text = [*b"0123456789ab"]
+    chunks = [(4, tuple(text[4:8])), (8, tuple(text[8:10]))]
+    assert model.expected == [*chunks, (10, (text[10],)), (11, (text[11],))]
+
+
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 64])
 def test_chunk_size_never_changes_the_reply(batch):
     prompt = list(range(1, 30))

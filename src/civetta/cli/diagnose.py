@@ -39,10 +39,22 @@ class Check:
     metavar="PATH",
     help="Model to check: header, sizes, and every tensor's name, type and shape.",
 )
+@click.option(
+    "--benchmark",
+    type=click.Choice(["ngram"]),
+    metavar="WHAT",
+    help="Measure instead: ngram reads the n-gram table's disk by every reader.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @settings_command("model")
-def diagnose(settings: Settings, validate_artifact: str | None, as_json: bool) -> int:
+def diagnose(
+    settings: Settings, validate_artifact: str | None, benchmark: str | None, as_json: bool
+) -> int:
     """Print facts about this machine and check model files; exit 1 when a check fails."""
+    if benchmark is not None:
+        from civetta.cli.ngram_benchmark import run_ngram_benchmark
+
+        return run_ngram_benchmark(settings.model, as_json=as_json)
     facts = machine_facts()
     checks = [check_torch(), check_device(settings.model.device)]
     checks.append(check_model(validate_artifact or settings.model.model))

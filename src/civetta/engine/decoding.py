@@ -55,4 +55,5 @@ class Decoding:
             self._attempt([part.job], partial(self._accept, part.job, rows_RV))
 
     def _accept(self, job: Job, rows_RV: NDArray[np.float32]) -> None:
-        self._replies.accept(job, self._replies.sample(job, rows_RV[-1]))
+        if self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
+            self._launcher.expect_newest(job)

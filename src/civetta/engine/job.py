@@ -78,10 +78,9 @@ class Job:
         assert self.reply is not None, "the request was never admitted"
         return self.reply
 
-    def next_stop(self) -> int | None:
+    def next_stop(self, *, after: int) -> int | None:
         """The next position where a launch has to end; None when there is none."""
-        here = self.live.position
-        return min((at for at in self.keep_at if at > here), default=None)
+        return min((at for at in self.keep_at if at > after), default=None)
 
     @property
     def alone(self) -> bool:

@@ -30,6 +30,10 @@ class LanguageModel(Protocol):
         """Open a sequence; raises a CivettaError when there is no room."""
         ...
 
+    def expect(self, session: Session, ids: Sequence[int]) -> None:
+        """Tokens that the session's next piece will begin with; only speed depends on it."""
+        ...
+
     def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
         """Append each piece to its session; float32 logits [rows, V] of the wanted rows.
 

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """New tokens of one job; `rows` says which of them need logits."""
+    """New tokens of one job; `rows` says which of them need logits, `next_ids` what follows them."""
 
     job: Job
     ids: Sequence[int]
     rows: Literal["none", "last", "all"]
+    next_ids: Sequence[int] = ()
 
     @property
     def n_rows(self) -> int:
@@ -66,9 +67,16 @@ class Launcher:
                 return True
         return False
 
+    def expect_newest(self, job: Job) -> None:
+        """Tell the model which token the job's next launch begins with."""
+        self._model.expect(job.live, job.request.generated_ids[-1:])
+
     def run(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
         """Launch; logits [n_rows, V] of each part, on the host. Raises what the model raises."""
-        pieces = [Piece(session=part.job.live, ids=part.ids, rows=part.rows) for part in parts]
+        pieces = [
+            Piece(session=part.job.live, ids=part.ids, rows=part.rows, next_ids=part.next_ids)
+            for part in parts
+        ]
         logits = self._model.forward_pieces(pieces).float().cpu().numpy()
         taken, rows = 0, []
         for part in parts:

@@ -21,9 +21,10 @@ from civetta.engine.protocol import ModelInfo
 from civetta.errors import TokenizerError, UsageError
 from civetta.kernels.select import select
 from civetta.log import log_event
-from civetta.model.bind_gguf import TABLE
-from civetta.model.build import CheckedModel, build_trunk, check_checkpoint
+from civetta.model.bind_table import GGUF_TABLE
+from civetta.model.build import CheckedModel, TableOptions, build_trunk, check_checkpoint
 from civetta.model.embedded import MODEL_ID, embedded_model_path
+from civetta.ngram.placement import StoreOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from civetta.engine.memory import MemoryPlan
     from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
-    from civetta.options import Settings
+    from civetta.options import ModelOptions, Settings
     from civetta.state.session import Session
 
 DTYPES = {"auto": torch.float32, "f32": torch.float32, "bf16": torch.bfloat16}
@@ -65,6 +66,10 @@ class TrunkModel:
     def open_session(self) -> Session:
         """A new, empty session."""
         return self._store.open()
+
+    def expect(self, session: Session, ids: Sequence[int]) -> None:
+        """Read ahead what the session's next tokens need."""
+        self._trunk.expect(session, ids)
 
     def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
         """Append each piece to its session; float32 logits of the wanted rows [n, vocab]."""
@@ -99,7 +104,9 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
     log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=threads)
     return LoadedTrunk(
         checked=checked,
-        trunk=build_trunk(checked, dtype=DTYPES[options.dtype], ops=ops),
+        trunk=build_trunk(
+            checked, dtype=DTYPES[options.dtype], ops=ops, table=table_options(options)
+        ),
         tokenizer=tokenizer,
         template=template,
         context_tokens=context,
@@ -147,6 +154,18 @@ def load_engine(settings: Settings) -> Engine:
     )
 
 
+def table_options(options: ModelOptions) -> TableOptions:
+    """How to keep the n-gram table."""
+    return TableOptions(
+        store=StoreOptions(
+            placement=options.ngram_placement,
+            reader=options.ngram_reader,
+            cache_bytes=options.ngram_cache_mib << 20,
+        ),
+        prefetch=options.ngram_prefetch == "on",
+    )
+
+
 def read_text_side(checked: CheckedModel) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """Tokenizer and template of a checkpoint; None, None for one that brings no tokenizer.
 
@@ -184,7 +203,7 @@ def _weight_bytes(checked: CheckedModel) -> int:
     return sum(
         info.nbytes
         for name, info in checked.checkpoint.tensors.items()
-        if name != TABLE and ".ngram_embedding." not in name
+        if name != GGUF_TABLE and ".ngram_embedding." not in name
     )
 
 

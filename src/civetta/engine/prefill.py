@@ -64,15 +64,18 @@ class Prefill:
     def _plan(self, job: Job, n_tokens: int, parts: list[Part]) -> None:
         if not self._launcher.reserve(job, n_tokens):
             return
-        stop = job.next_stop()
-        if stop is not None:
-            n_tokens = min(n_tokens, stop - job.live.position)
-        is_last = n_tokens == job.request.prompt_left
+        request, here = job.request, job.live.position
+        size = _up_to(job.next_stop(after=here), here, n_tokens)
+        # What is left of this step comes next, or a step as long as this one.
+        coming = min(n_tokens - size or n_tokens, request.prompt_left - size)
+        coming = _up_to(job.next_stop(after=here + size), here + size, coming)
+        ids = request.next_prompt_ids(size + coming)
         parts.append(
             Part(
                 job=job,
-                ids=job.request.next_prompt_ids(n_tokens),
-                rows="last" if is_last else "none",
+                ids=ids[:size],
+                next_ids=ids[size:],
+                rows="last" if size == request.prompt_left else "none",
             )
         )
 
@@ -95,5 +98,10 @@ class Prefill:
                     processed_tokens=request.prefilled_tokens, prompt_tokens=request.prompt_tokens
                 )
             )
-        if len(rows_RV):
-            self._replies.accept(job, self._replies.sample(job, rows_RV[-1]))
+        if len(rows_RV) and self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
+            self._launcher.expect_newest(job)
+
+
+def _up_to(stop: int | None, here: int, n_tokens: int) -> int:
+    """`n_tokens` from `here` on, or fewer where a launch has to end."""
+    return n_tokens if stop is None else min(n_tokens, stop - here)

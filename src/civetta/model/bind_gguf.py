@@ -20,10 +20,7 @@ from civetta.model.weights import (
 )
 
 if TYPE_CHECKING:
-    from civetta.checkpoint.quant import Weight
-    from civetta.model.config import ModelConfig, PleConfig
-
-TABLE = "per_layer_token_embd.weight"
+    from civetta.model.config import ModelConfig
 
 
 def bind_gguf(b: Binder, c: ModelConfig) -> TrunkWeights:
@@ -142,11 +139,3 @@ def _ple(b: Binder, c: ModelConfig, at: str) -> PleWeights:
         norm_conv_SD=b.vector(at + "ple_norm_conv.weight", c.streams, c.hidden),
         conv_WK=b.vector(at + "ple_conv1d.weight", c.wide, p.conv_kernel),
     )
-
-
-def bind_gguf_table(b: Binder, c: ModelConfig) -> tuple[PleConfig, tuple[Weight, ...]] | None:
-    """The n-gram table as one shard; its hash comes from the metadata."""
-    if c.ple is None:
-        return None
-    rows = b.rows(TABLE)
-    return c.ple, (b.matrix(TABLE, max(rows, c.ple.hash.rows), c.ple.row_values),)

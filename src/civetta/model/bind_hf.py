@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from civetta.checkpoint.formats import F8_E4M3, NVFP4, U8
-from civetta.checkpoint.quant import QuantTensor, Weight
-from civetta.errors import CheckpointMalformed, TensorMissing, TensorShapeWrong
 from civetta.kernels.ops import ExpertWeights, HyperWeights
 from civetta.model.binder import Binder, slice_rows
 from civetta.model.weights import (
@@ -22,7 +18,8 @@ from civetta.model.weights import (
 )
 
 if TYPE_CHECKING:
-    from civetta.model.config import ModelConfig, PleConfig
+    from civetta.checkpoint.quant import Weight
+    from civetta.model.config import ModelConfig
 
 MTP_PREFIX = "mtp."
 
@@ -156,90 +153,4 @@ def _ple(b: Binder, c: ModelConfig, at: str) -> PleWeights:
         norm_query_SD=b.vector(at + "norm_query.weight", c.streams, c.hidden, add=1.0),
         norm_conv_SD=b.vector(at + "norm_conv.weight", c.streams, c.hidden, add=1.0),
         conv_WK=b.vector(at + "conv1d.weight", c.wide, p.conv_kernel),
-    )
-
-
-def bind_hf_table(b: Binder, c: ModelConfig) -> tuple[PleConfig, tuple[Weight, ...]] | None:
-    """The n-gram table's shards in numeric order, and its hash with the file's own constants."""
-    p = c.ple
-    if p is None:
-        return None
-    root = "model.language_model."
-    if not b.has(f"{root}layers.{p.layer}.ple.key_proj.weight"):
-        root = "model."
-    at = f"{root}layers.{p.layer}.ple.ple_embedding."
-    h = p.hash
-    multipliers = b.integers(at + "layer_multipliers", h.size)
-    sizes = b.integers(at + "ngram_heads_vocab_sizes", h.heads)
-    offsets = b.integers(at + "ngram_heads_offsets", h.heads)
-    shards = _table_shards(b, p, at + "ngram_embedding.")
-    if not multipliers:
-        return p, shards
-    need = max(o + s for o, s in zip(offsets, sizes, strict=True))
-    held = sum(int(s.shape[0]) for s in shards)
-    if min(*sizes, *multipliers) < 1 or min(offsets) < 0 or need > held:
-        raise CheckpointMalformed(
-            f"the n-gram table has {held} rows but its hash needs {need}; the file is damaged"
-        )
-    known = replace(h, multipliers=multipliers, vocab_sizes=sizes, offsets=offsets, rows=need)
-    return replace(p, hash=known), shards
-
-
-def _table_shards(b: Binder, p: PleConfig, at: str) -> tuple[Weight, ...]:
-    if b.has(at + "weight"):
-        names = [at + "weight"]
-    else:
-        names = []
-        while b.has(f"{at}shard_{len(names)}.weight"):
-            names.append(f"{at}shard_{len(names)}.weight")
-    if not names:
-        raise TensorMissing(
-            f"tensor {at + 'shard_0.weight'!r} is missing: the files have no n-gram table;"
-            " the download is incomplete"
-        )
-    rows = b.rows(names[0])
-    shared = at + "weight_scale"
-    scale = None
-    sharded = names[0] != at + "weight"  # a whole table finds its scales as any matrix does
-    if sharded and b.has(shared):
-        scale = b.vector(shared, 1)
-    scale_2 = None
-    if sharded and b.has(shared + "_2"):
-        scale_2 = b.vector(shared + "_2", 1)
-    total = sum(b.rows(name) for name in names)
-    uneven = any(b.rows(n) != rows for n in names[:-1]) or b.rows(names[-1]) > rows
-    if total < p.hash.rows or uneven:
-        raise TensorShapeWrong(
-            f"the n-gram table {at!r} has {total} rows in {len(names)} shards; the configuration"
-            f" implies {p.hash.rows} in equal shards; the download is incomplete"
-        )
-    return tuple(_shard(b, p, name, scale, scale_2) for name in names)
-
-
-def _shard(
-    b: Binder,
-    p: PleConfig,
-    name: str,
-    scale: torch.Tensor | None,
-    scale_2: torch.Tensor | None,
-) -> Weight:
-    info, view = b.packed_rows(name) if scale is not None or scale_2 is not None else (None, None)
-    if info is None or view is None:
-        return b.matrix(name, b.rows(name), p.row_values)
-    if scale is not None and info.format == F8_E4M3 and info.shape[1] == p.row_values:
-        return QuantTensor(format=F8_E4M3, data_RB=view(), cols=p.row_values, scale=scale)
-    codes, groups = p.row_values // 2, p.row_values // 16
-    whole = info.shape[1] == codes + groups and p.row_values % 16 == 0
-    if scale_2 is not None and info.format == U8 and whole:
-        packed = view()
-        return QuantTensor(
-            format=NVFP4,
-            data_RB=packed[:, :codes],
-            cols=p.row_values,
-            scale=packed[:, codes:],
-            scale_2=scale_2,
-        )
-    raise TensorShapeWrong(
-        f"tensor {name!r} is {info.format.name} {list(info.shape)}; an n-gram table of"
-        f" {p.row_values} values a row cannot be read from it"
     )

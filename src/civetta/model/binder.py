@@ -19,8 +19,6 @@ from civetta.errors import TensorMissing, TensorShapeWrong, TensorSurplus, Tenso
 from civetta.kernels.dequant.reference import dequantize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from civetta.checkpoint.source import Checkpoint
     from civetta.checkpoint.tensors import TensorInfo
 
@@ -106,15 +104,11 @@ class Binder:
             return ()
         return tuple(int(x) for x in bytes_view(self._bytes(name)).view(torch.int64))
 
-    def packed_rows(self, name: str) -> tuple[TensorInfo, Callable[[], Tensor]]:
-        """A stored [rows, bytes] tensor for a caller that knows its meaning."""
+    def stored(self, name: str) -> TensorInfo:
+        """Where a tensor lies, for a caller that reads its bytes itself; counts as used."""
         info = self._info(name)
-        if len(info.shape) != 2:
-            raise _wrong_rank(info)
         self._use(name)
-        if self._dry:
-            return info, lambda: torch.zeros(0, 0, dtype=torch.uint8)
-        return info, lambda: bytes_view(self._bytes(name)).view(info.rows, -1)
+        return info
 
     def ignore(self, prefix: str, reason: str) -> None:
         """Tensors under `prefix` are not read, for a stated reason."""

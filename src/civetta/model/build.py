@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,25 +11,27 @@ from civetta.checkpoint.gguf_split import gguf_role
 from civetta.checkpoint.source import Checkpoint, open_checkpoint
 from civetta.errors import ArchitectureUnsupported, TensorMissing
 from civetta.kernels.select import select
-from civetta.model.bind_gguf import bind_gguf, bind_gguf_table
-from civetta.model.bind_hf import bind_hf, bind_hf_table
+from civetta.model.bind_gguf import bind_gguf
+from civetta.model.bind_hf import bind_hf
 from civetta.model.bind_mtp import bind_head
+from civetta.model.bind_table import bind_gguf_table, bind_hf_table
 from civetta.model.binder import Binder
 from civetta.model.config import ModelConfig, PleConfig, from_gguf, from_hf
 from civetta.model.mtp import MtpHead
 from civetta.model.trunk import Trunk
 from civetta.model.vision_build import bind_vision, check_width, hf_vision
-from civetta.ngram.rows import MappedRows
+from civetta.ngram.feed import RowFeed
+from civetta.ngram.placement import StoreOptions, open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from civetta.checkpoint.quant import Weight
     from civetta.kernels.ops import Ops
     from civetta.model.bind_mtp import CheckedHead
     from civetta.model.mtp import HiddenNorm
     from civetta.model.vision_build import CheckedVision
     from civetta.model.weights import TrunkWeights
+    from civetta.ngram.layout import TableLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,14 @@ class CheckedModel:
     config: ModelConfig
     ignored: dict[str, str]
     vision: CheckedVision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """How the n-gram table is kept, and whether its rows are read ahead."""
+
+    store: StoreOptions = field(default_factory=StoreOptions)
+    prefetch: bool = True
 
 
 def check_checkpoint(path: Path | str) -> CheckedModel:
@@ -65,10 +75,14 @@ def check_checkpoint(path: Path | str) -> CheckedModel:
 
 
 def load_trunk(
-    path: Path | str, *, dtype: torch.dtype = torch.float32, ops: Ops | None = None
+    path: Path | str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    ops: Ops | None = None,
+    table: TableOptions | None = None,
 ) -> Trunk:
     """A trunk ready to run on the CPU; weights stay views of the files."""
-    return build_trunk(check_checkpoint(path), dtype=dtype, ops=ops or select("cpu"))
+    return build_trunk(check_checkpoint(path), dtype=dtype, ops=ops or select("cpu"), table=table)
 
 
 def build_trunk(
@@ -78,19 +92,44 @@ def build_trunk(
     ops: Ops,
     head: CheckedHead | None = None,
     head_norm: HiddenNorm = "wide",
+    table: TableOptions | None = None,
 ) -> Trunk:
-    """The trunk of a checked model, with its draft head if given; weights stay views of the files."""
-    weights, table = _bind(
+    """The trunk of a checked model, with its draft head if given; weights stay views of the files.
+
+    Raises UsageError, DeviceError, ReadFailed or CheckpointMalformed for the n-gram table.
+    """
+    weights, found = _bind(
         Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config
     )
     config, rows = checked.config, None
-    if table is not None:
-        config = replace(config, ple=table[0])
-        rows = MappedRows(table[1])
+    if found is not None:
+        config = replace(config, ple=found[0])
+        rows = _open_table(checked, *found, dtype, table or TableOptions())
     mtp = None
     if head is not None:
         mtp = MtpHead(config, bind_head(head, config, weights), ops, dtype, norm=head_norm)
     return Trunk(config, weights, ops, dtype, rows, mtp)
+
+
+def table_layout(checked: CheckedModel) -> TableLayout | None:
+    """Where the n-gram table of a checked model lies; None for a model without one."""
+    found = _bind(Binder(checked.checkpoint, dry=True), checked.checkpoint, checked.config)[1]
+    return None if found is None else found[1]
+
+
+def _open_table(
+    checked: CheckedModel,
+    ple: PleConfig,
+    layout: TableLayout,
+    dtype: torch.dtype,
+    options: TableOptions,
+) -> RowFeed:
+    device = torch.device("cpu")
+    stored_bytes = sum(info.nbytes for info in checked.checkpoint.tensors.values())
+    store = open_store(
+        layout, options.store, device=device, other_bytes=stored_bytes - layout.nbytes
+    )
+    return RowFeed(ple.hash, store, dtype=dtype, device=device, prefetch=options.prefetch)
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -124,7 +163,7 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
 
 def _bind(
     binder: Binder, checkpoint: Checkpoint, config: ModelConfig
-) -> tuple[TrunkWeights, tuple[PleConfig, tuple[Weight, ...]] | None]:
+) -> tuple[TrunkWeights, tuple[PleConfig, TableLayout] | None]:
     if checkpoint.kind == "safetensors":
         return bind_hf(binder, config), bind_hf_table(binder, config)
     return bind_gguf(binder, config), bind_gguf_table(binder, config)

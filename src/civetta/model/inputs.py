@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from civetta.state.session import Session
@@ -19,21 +17,48 @@ if TYPE_CHECKING:
 Rows = Literal["none", "last", "all"]
 
 
-class RowSource(Protocol):
-    """The n-gram table as the model sees it."""
+class RowTicket(Protocol):
+    """Rows that were asked for and not taken."""
 
-    def gather(self, ids_TH: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
-        """Rows of each token side by side, [T, heads * row_values]."""
+    def cancel(self) -> None:
+        """Give them up; without effect on rows that were taken."""
+        ...
+
+
+class RowSource(Protocol):
+    """The n-gram table as the model sees it; `history` is what comes before `ids`, its last
+    tokens at least.
+    """
+
+    def begin(self, ids: Sequence[int], history: Sequence[int]) -> Any:
+        """Ask for the rows of `ids`, without waiting: a RowTicket."""
+        ...
+
+    def take(self, ticket: Any) -> Tensor:
+        """Wait for rows: [T, heads * row_values], a token's rows side by side; raises ReadFailed."""
+        ...
+
+    def prefetch(self, ids: Sequence[int], history: Sequence[int]) -> None:
+        """Read rows ahead that a coming piece will ask for."""
+        ...
+
+    def close(self) -> None:
+        """Give files, threads and memory back."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """New tokens of one session; `rows` says which of them need logits."""
+    """New tokens of one session; `rows` says which of them need logits.
+
+    next_ids: the session's next piece where it is known, as in a prompt; its n-gram rows are read
+    while this one is computed.
+    """
 
     session: Session
     ids: Sequence[int]
     rows: Rows = "last"
+    next_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig
-    from civetta.model.inputs import RowSource
+    from civetta.model.inputs import RowSource, RowTicket
     from civetta.model.mtp import MtpHead
-    from civetta.model.weights import BlockWeights, TrunkWeights
+    from civetta.model.weights import BlockWeights, PleWeights, TrunkWeights
 
 
 class Trunk:
@@ -72,35 +72,67 @@ class Trunk:
             dtype=self.dtype,
         )
 
-    def forward(self, session: Session, ids: Sequence[int], rows: Rows = "last") -> Tensor:
+    def forward(
+        self,
+        session: Session,
+        ids: Sequence[int],
+        rows: Rows = "last",
+        next_ids: Sequence[int] = (),
+    ) -> Tensor:
         """Append `ids` to one session; float32 logits of the wanted rows [n, vocab]."""
-        return self.forward_pieces([Piece(session=session, ids=ids, rows=rows)])
+        return self.forward_pieces([Piece(session=session, ids=ids, rows=rows, next_ids=next_ids)])
+
+    def expect(self, session: Session, ids: Sequence[int]) -> None:
+        """Read ahead the n-gram rows of tokens that the session's next piece will begin with.
+
+        For a prompt that was admitted, a token that was sampled, drafts; being wrong costs reads.
+        """
+        if self._rows is not None:
+            self._rows.prefetch(ids, self._history(session.ids))
+
+    def close(self) -> None:
+        """Give the files and threads of the n-gram table back; idempotent."""
+        if self._rows is not None:
+            self._rows.close()
 
     def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
         """Append every piece to its session; logits of the wanted rows, in order of the pieces.
 
         No piece may be empty and no session may occur twice. Raises EngineBusy, with no session
-        changed, when pages or context do not suffice.
+        changed, when pages or context do not suffice; ReadFailed when n-gram rows cannot be read,
+        the sessions being of no further use then.
         """
         for piece in pieces:
             piece.session.reserve(len(piece.ids))
+        tickets = [
+            self._rows.begin(piece.ids, self._history(piece.session.ids))
+            for piece in pieces
+            if self._rows is not None
+        ]
+        try:
+            with torch.inference_mode():
+                return self._compute(pieces, tickets)
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+
+    def _compute(self, pieces: Sequence[Piece], tickets: Sequence[RowTicket]) -> Tensor:
         spans = _spans(pieces)
-        with torch.inference_mode():
-            rope_3T = torch.cat([span.known_3N[:, span.first :] for span in spans], dim=1)
-            x_TSD = self._embed(pieces)
-            wanted = Wanted.of(pieces, spans)
-            last = len(self.weights.blocks) - 1
-            for i, block in enumerate(self.weights.blocks):
-                if block.ple is not None:
-                    x_TSD = self._ple(block, x_TSD, pieces, spans)
-                needed = wanted if i == last and self.head is None else None
-                x_TSD = self._block(block, x_TSD, spans, self._index[i], rope_3T, needed)
-            for piece, span in zip(pieces, spans, strict=True):
-                _advance(piece, rope_3T[:, span.part])
-            if self.head is not None:  # it reads the streams of every row
-                self.head.follow(spans, x_TSD)
-                x_TSD = x_TSD[wanted.rows_N]
-            return self._logits(x_TSD)
+        rope_3T = torch.cat([span.known_3N[:, span.first :] for span in spans], dim=1)
+        x_TSD = self._embed(pieces)
+        wanted = Wanted.of(pieces, spans)
+        last = len(self.weights.blocks) - 1
+        for i, block in enumerate(self.weights.blocks):
+            if block.ple is not None:
+                x_TSD = self._ple(block.ple, x_TSD, pieces, spans, tickets)
+            needed = wanted if i == last and self.head is None else None
+            x_TSD = self._block(block, x_TSD, spans, self._index[i], rope_3T, needed)
+        for piece, span in zip(pieces, spans, strict=True):
+            _advance(piece, rope_3T[:, span.part])
+        if self.head is not None:  # it reads the streams of every row
+            self.head.follow(spans, x_TSD)
+            x_TSD = x_TSD[wanted.rows_N]
+        return self._logits(x_TSD)
 
     def _embed(self, pieces: Sequence[Piece]) -> Tensor:
         ids_T = torch.tensor([i for piece in pieces for i in piece.ids], dtype=torch.int64)
@@ -108,21 +140,29 @@ class Trunk:
         return x_TD.unsqueeze(1).repeat(1, self.config.streams, 1)
 
     def _ple(
-        self, block: BlockWeights, x_TSD: Tensor, pieces: Sequence[Piece], spans: tuple[Span, ...]
+        self,
+        w: PleWeights,
+        x_TSD: Tensor,
+        pieces: Sequence[Piece],
+        spans: tuple[Span, ...],
+        tickets: Sequence[RowTicket],
     ) -> Tensor:
+        """The n-gram layer; once its rows are there, those of the next pieces are asked for."""
         config = self.config.ple
         assert config is not None
-        assert block.ple is not None
         assert self._rows is not None
-        context = config.hash.context
-        gathered = [
-            self._rows.gather(
-                config.hash.row_ids(list(piece.ids), piece.session.ids[-context:]), self.dtype
-            )
-            for piece in pieces
-        ]
-        rows_TE = torch.cat(gathered) if len(gathered) > 1 else gathered[0]
-        return ple(self.ops, self.config, config, block.ple, x_TSD, rows_TE, spans)
+        taken = [self._rows.take(ticket) for ticket in tickets]
+        for piece in pieces:
+            if len(piece.next_ids):
+                before = [*self._history(piece.session.ids), *piece.ids]
+                self._rows.prefetch(piece.next_ids, self._history(before))
+        rows_TE = torch.cat(taken) if len(taken) > 1 else taken[0]
+        return ple(self.ops, self.config, config, w, x_TSD, rows_TE, spans)
+
+    def _history(self, ids: Sequence[int]) -> Sequence[int]:
+        """The last of `ids`, as many as the n-gram rows of the next token depend on."""
+        assert self.config.ple is not None
+        return ids[-self.config.ple.hash.context :]
 
     def _block(
         self,

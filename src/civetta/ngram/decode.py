@@ -1,0 +1,84 @@
+"""Stored rows to numbers: the one place where rows of the n-gram table are dequantized.
+
+Legend: N different rows, M rows asked for, B bytes a row, C values a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from civetta.kernels.dequant.reference import FP8_BLOCK, dequantize_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from civetta.ngram.layout import TableLayout
+    from civetta.ngram.store import StoredRows
+
+
+class RowDecoder:
+    """Decodes on `device`. Rows in host memory go to a GPU through one page-locked buffer."""
+
+    def __init__(self, layout: TableLayout, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._layout, self._device, self._dtype = layout, device, dtype
+        self._staging: torch.Tensor | None = None
+        self._uploaded: torch.cuda.Event | None = None
+        shards = layout.fields[0].shards
+        same = all(s.scale is shards[0].scale and s.scale_2 is shards[0].scale_2 for s in shards)
+        self._rows_a_group = layout.rows if same else layout.rows_a_shard
+
+    def decode(self, stored: StoredRows) -> torch.Tensor:
+        """The rows that were asked for, dtype [M, C]: exact float32, then one rounding."""
+        data_NB = self._on_device(stored.data_NB)
+        group_N = stored.rows_N // self._rows_a_group
+        parts = [
+            self._decode(data_NB[low:high], stored.rows_N[low:high], int(group_N[low]))
+            for low, high in _runs(group_N)
+        ]
+        rows_NC = torch.cat(parts) if len(parts) != 1 else parts[0]
+        back_M = torch.from_numpy(stored.back_M.reshape(-1)).to(self._device)
+        return rows_NC.index_select(0, back_M)
+
+    def _decode(self, data_NB: torch.Tensor, rows_N: NDArray[np.int64], group: int) -> torch.Tensor:
+        layout = self._layout
+        shard = layout.fields[0].shards[group]
+        scale = shard.scale
+        blocks = scale is not None and scale.ndim == 2  # 128x128 values each, model.md A.7
+        rows_NC = dequantize_rows(
+            data_NB,
+            layout.format,
+            layout.cols,
+            scale=None if blocks else scale,
+            scale_2=shard.scale_2,
+        )
+        if scale is not None and blocks:
+            inside_N = torch.from_numpy(rows_N % self._rows_a_group // FP8_BLOCK)
+            cols_C = torch.arange(layout.cols) // FP8_BLOCK
+            rows_NC = rows_NC * scale.float()[inside_N][:, cols_C].to(self._device)
+        return rows_NC.to(self._dtype)
+
+    def _on_device(self, data_NB: torch.Tensor) -> torch.Tensor:
+        if data_NB.device == self._device or self._device.type == "cpu":
+            return data_NB
+        size = data_NB.numel()
+        if self._uploaded is not None:
+            self._uploaded.synchronize()  # the buffer is free when the upload before has ended
+        if self._staging is None or self._staging.numel() < size:
+            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        staged = self._staging[:size].view_as(data_NB)
+        staged.copy_(data_NB)
+        on_device = staged.to(self._device, non_blocking=True)
+        self._uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stub
+        self._uploaded.record()
+        return on_device
+
+
+def _runs(group_N: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Bounds of the runs of equal numbers."""
+    cuts = (np.flatnonzero(np.diff(group_N)) + 1).tolist()
+    bounds = [0, *cuts, len(group_N)]
+    return list(itertools.pairwise(bounds))
