@@ -1,12 +1,16 @@
-"""Before torch is imported: its threads sleep instead of spinning while they wait for each other.
+"""Before torch is imported: how its threads wait, and where Triton's kernels run.
 
 Beside other work on the same cores, spinning threads hold up the very thread that they wait for:
-a decode of civetta-nano was measured 30 times slower. Commands that tests start inherit it.
+a decode of civetta-nano was measured 30 times slower. Commands that tests start inherit it. Without
+a GPU the Triton kernels run under Triton's interpreter.
 """
-
-from __future__ import annotations
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

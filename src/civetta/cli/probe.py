@@ -132,7 +132,7 @@ class _Run:
 
 
 def _row_bytes(logits: Tensor) -> Iterator[bytes]:
-    for row in logits.numpy().astype("<f4", copy=False):
+    for row in logits.cpu().numpy().astype("<f4", copy=False):
         yield row.tobytes()
 
 

@@ -19,7 +19,7 @@ from civetta.engine.engine import Engine
 from civetta.engine.memory import MemoryNeeds, available_host_bytes, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
 from civetta.errors import TokenizerError, UsageError
-from civetta.kernels.select import select
+from civetta.kernels.select import resolve_device, select
 from civetta.log import log_event
 from civetta.model.bind_table import GGUF_TABLE
 from civetta.model.build import CheckedModel, TableOptions, build_trunk, check_checkpoint
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from civetta.options import ModelOptions, Settings
     from civetta.state.session import Session
 
-DTYPES = {"auto": torch.float32, "f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
 
@@ -99,13 +99,18 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
     context = _context(options.context, checked.config.context_tokens)
     threads = options.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)
-    ops = select(options.device, threads)
+    device = resolve_device(options.device)
+    ops = select(device, threads)
     tokenizer, template = read_text_side(checked)
     log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=threads)
     return LoadedTrunk(
         checked=checked,
         trunk=build_trunk(
-            checked, dtype=DTYPES[options.dtype], ops=ops, table=table_options(options)
+            checked,
+            dtype=_dtype(options.dtype, device),
+            ops=ops,
+            table=table_options(options),
+            device=device,
         ),
         tokenizer=tokenizer,
         template=template,
@@ -139,7 +144,7 @@ def load_engine(settings: Settings) -> Engine:
         vocab_size=checked.config.vocab,
         parameters=sum(prod(info.shape) for info in checked.checkpoint.tensors.values()),
         format=_format(checked),
-        device="cpu",
+        device=str(loaded.trunk.device),
         dtype="bf16" if loaded.trunk.dtype == torch.bfloat16 else "f32",
         created_s=int(time.time()),
         has_tokenizer=loaded.tokenizer is not None,
@@ -188,6 +193,13 @@ def read_text_side(checked: CheckedModel) -> tuple[Tokenizer | None, ChatTemplat
             f" {checked.config.vocab}; the files do not belong together"
         )
     return tokenizer, ChatTemplate.from_folder(checkpoint.path, named_tokens=tokenizer.named_tokens)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    """What `--dtype` means; "auto" is float32 on a CPU and bfloat16 on a GPU."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return DTYPES[name]
 
 
 def _context(asked: int, native: int) -> int:

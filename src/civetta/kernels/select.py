@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from dataclasses import replace
@@ -48,16 +49,43 @@ REFERENCE = Ops(
 )
 
 
-def select(device: str, threads: int = 0) -> Ops:
+def resolve_device(name: str) -> torch.device:
+    """The device that `--device` names: "auto", "cpu", "cuda", "cuda:N" (ROCm's GPUs too).
+
+    "auto" is the CPU until the whole model has been proved on a GPU (docs/measurements/h200.md).
+    Raises UsageError for a name torch does not know or a GPU that is not there.
+    """
+    if name == "auto":
+        return torch.device("cpu")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    triton = importlib.util.find_spec("triton") is not None
+    kind, _, number = name.partition(":")
+    if kind not in {"cpu", "cuda"} or (number and not number.isdigit()) or name == "cpu:":
+        raise UsageError(f"--device {name} is no device; give auto, cpu, cuda or cuda:N")
+    if kind == "cpu":
+        return torch.device("cpu")
+    index = int(number or 0)
+    if index >= gpus:
+        raise UsageError(f"--device {name} is not there: torch sees {gpus} GPUs; use --device cpu")
+    if not triton:
+        raise UsageError(f"--device {name} needs Triton: pip install triton, or use --device cpu")
+    return torch.device("cuda", index)
+
+
+def select(device: torch.device | str, threads: int = 0) -> Ops:
     """The fastest table for a device; `threads` CPU threads (0: all cores).
 
     With the compiled table torch is left one thread for the little it still does: its workers spin
     on the cores after every parallel region, and each small op then waits for ours to make room.
 
-    Raises UsageError for a device that has no table.
+    A GPU's table reads weights in the form that `model.place` gives them. Raises UsageError for a
+    device that is not there.
     """
-    if device not in {"auto", "cpu"}:
-        raise UsageError(f"device {device!r} is not supported by this version; use --device cpu")
+    device = resolve_device(device) if isinstance(device, str) else device
+    if device.type == "cuda":
+        from civetta.kernels.gpu import gpu_ops
+
+        return gpu_ops()
     if not cpu.available():
         log.info("the native extension is not built: products run through torch, which is slower")
         return REFERENCE

@@ -18,6 +18,7 @@ from civetta.model.bind_table import bind_gguf_table, bind_hf_table
 from civetta.model.binder import Binder
 from civetta.model.config import ModelConfig, PleConfig, from_gguf, from_hf
 from civetta.model.mtp import MtpHead
+from civetta.model.place import place, place_head
 from civetta.model.trunk import Trunk
 from civetta.model.vision_build import bind_vision, check_width, hf_vision
 from civetta.ngram.feed import RowFeed
@@ -93,22 +94,29 @@ def build_trunk(
     head: CheckedHead | None = None,
     head_norm: HiddenNorm = "wide",
     table: TableOptions | None = None,
+    device: torch.device | None = None,
 ) -> Trunk:
-    """The trunk of a checked model, with its draft head if given; weights stay views of the files.
+    """The trunk of a checked model, with its draft head if given.
 
-    Raises UsageError, DeviceError, ReadFailed or CheckpointMalformed for the n-gram table.
+    On the CPU weights stay views of the files. Raises UsageError, DeviceError, ReadFailed or
+    CheckpointMalformed for the n-gram table.
     """
+    device = device or torch.device("cpu")
     weights, found = _bind(
         Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config
     )
     config, rows = checked.config, None
     if found is not None:
         config = replace(config, ple=found[0])
-        rows = _open_table(checked, *found, dtype, table or TableOptions())
+        rows = _open_table(checked, *found, dtype, table or TableOptions(), device)
+    bound = None if head is None else bind_head(head, config, weights)
+    if device.type != "cpu":
+        stored, weights = weights, place(weights, device, dtype)
+        bound = None if bound is None else place_head(bound, stored, weights, dtype)
     mtp = None
-    if head is not None:
-        mtp = MtpHead(config, bind_head(head, config, weights), ops, dtype, norm=head_norm)
-    return Trunk(config, weights, ops, dtype, rows, mtp)
+    if bound is not None:
+        mtp = MtpHead(config, bound, ops, dtype, norm=head_norm, device=device)
+    return Trunk(config, weights, ops, dtype, rows, mtp, device=device)
 
 
 def table_layout(checked: CheckedModel) -> TableLayout | None:
@@ -123,8 +131,8 @@ def _open_table(
     layout: TableLayout,
     dtype: torch.dtype,
     options: TableOptions,
+    device: torch.device,
 ) -> RowFeed:
-    device = torch.device("cpu")
     stored_bytes = sum(info.nbytes for info in checked.checkpoint.tensors.values())
     store = open_store(
         layout, options.store, device=device, other_bytes=stored_bytes - layout.nbytes

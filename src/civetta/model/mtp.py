@@ -99,11 +99,12 @@ class MtpHead:
         dtype: torch.dtype,
         *,
         norm: HiddenNorm = "wide",
+        device: torch.device | None = None,
     ) -> None:
         self.config, self.weights, self.ops, self.dtype = config, weights, ops, dtype
         self.norm: HiddenNorm = norm
         self.layer = config.qsa_layers
-        self._rope = RopeTable(config.rope_dims, config.rope_theta, config.mrope_section)
+        self._rope = RopeTable(config.rope_dims, config.rope_theta, config.mrope_section, device)
 
     def follow(self, spans: Sequence[Span], x_TSD: Tensor) -> None:
         """Take note of the trunk's streams of new rows, which are part of their sessions now."""
@@ -167,8 +168,8 @@ class MtpHead:
     def _combine(self, rows: Sequence[_Rows]) -> Tensor:
         """W_h norm(x_j) + W_e norm(embed) for each stream j, float32 [T, S, D]."""
         ops, c, w = self.ops, self.config, self.weights
-        ids_T = torch.tensor([i for one in rows for i in one.ids], dtype=torch.int64)
         x_TW = torch.cat([one.streams_TW for one in rows])
+        ids_T = torch.tensor([i for one in rows for i in one.ids], device=x_TW.device)
         e_TD = ops.rms_norm(ops.embed(ids_T, w.embed, self.dtype), w.embed_norm_D, c.rms_eps)
         if self.norm == "wide":
             n_TW = ops.rms_norm(x_TW, w.hidden_norm_SD.flatten(), c.rms_eps)
@@ -239,7 +240,7 @@ def _known(session: Session, tokens: int) -> Tensor:
     if more <= 0:
         return known_3N[:, :tokens]
     after = known_3N[:, -1].max() + 1
-    return session.foresee((after + torch.arange(more)).expand(3, -1))
+    return session.foresee((after + torch.arange(more, device=known_3N.device)).expand(3, -1))
 
 
 def _rope(spans: Sequence[Span]) -> Tensor:

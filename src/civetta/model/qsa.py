@@ -99,7 +99,7 @@ def _slots(session: Session, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 def _write(pages: LayerPages, span: Span, k: Tensor, v: Tensor, index_raw: Tensor) -> None:
     page, place = _slots(
-        span.session, torch.arange(span.first, span.first + span.stop - span.start)
+        span.session, torch.arange(span.first, span.first + span.stop - span.start, device=k.device)
     )
     pages.k[page, place] = k
     pages.v[page, place] = v
@@ -117,10 +117,13 @@ def _pool_blocks(
     """Index keys of the blocks that these rows complete."""
     ratio = c.index_ratio
     last = span.first + span.stop - span.start
-    blocks = torch.arange(span.first // ratio, last // ratio)
+    device = span.known_3N.device
+    blocks = torch.arange(span.first // ratio, last // ratio, device=device)
     if not len(blocks):
         return
-    page, place = _slots(span.session, (blocks[:, None] * ratio + torch.arange(ratio)).flatten())
+    page, place = _slots(
+        span.session, (blocks[:, None] * ratio + torch.arange(ratio, device=device)).flatten()
+    )
     raw_BNX = pages.index_raw[page, place].view(len(blocks), ratio, -1)
     cos, sin = rope.angles(span.known_3N[:, blocks * ratio])
     keys = ops.index_pool(raw_BNX, w.index_k_norm_X, c.rms_eps, cos, sin)
@@ -139,7 +142,7 @@ def _attend(
     if dense:
         outs.append(ops.attend_dense(q_TQA[:dense], pages.k, pages.v, table, span.first))
     if dense < rows:
-        visible_T = torch.arange(span.first + dense + 1, span.first + rows + 1)
+        visible_T = torch.arange(span.first + dense + 1, span.first + rows + 1, device=q_TQA.device)
         kept_TB = ops.index_select(iq_TIX[dense:], pages.index_key, table, visible_T // ratio, keep)
         tokens = _tokens(kept_TB, visible_T, ratio)
         outs.append(ops.attend_sparse(q_TQA[dense:], pages.k, pages.v, table, tokens))
@@ -148,6 +151,8 @@ def _attend(
 
 def _tokens(kept_TB: Tensor, visible_T: Tensor, ratio: int) -> Tensor:
     """Tokens of the kept blocks, then the tail after the last complete block (-1: none)."""
-    inside = (kept_TB[:, :, None] * ratio + torch.arange(ratio)).flatten(1)
-    tail = (visible_T - visible_T % ratio)[:, None] + torch.arange(ratio - 1)
+    inside = (kept_TB[:, :, None] * ratio + torch.arange(ratio, device=kept_TB.device)).flatten(1)
+    tail = (visible_T - visible_T % ratio)[:, None] + torch.arange(
+        ratio - 1, device=visible_T.device
+    )
     return torch.cat([inside, tail.masked_fill(tail >= visible_T[:, None], -1)], dim=1)

@@ -43,11 +43,16 @@ class Trunk:
         dtype: torch.dtype,
         rows: RowSource | None,
         head: MtpHead | None = None,
+        *,
+        device: torch.device | None = None,
     ) -> None:
         self.config, self.weights, self.ops, self.dtype = config, weights, ops, dtype
+        self.device = device or torch.device("cpu")
         self.head = head
         self._rows = rows
-        self._rope = RopeTable(config.rope_dims, config.rope_theta, config.mrope_section)
+        self._rope = RopeTable(
+            config.rope_dims, config.rope_theta, config.mrope_section, self.device
+        )
         kinds = config.layer_kinds
         self._index = tuple(kinds[:i].count(kind) for i, kind in enumerate(kinds))
 
@@ -70,6 +75,7 @@ class Trunk:
             sessions=sessions,
             context_tokens=context_tokens,
             dtype=self.dtype,
+            device=self.device,
         )
 
     def forward(
@@ -135,7 +141,9 @@ class Trunk:
         return self._logits(x_TSD)
 
     def _embed(self, pieces: Sequence[Piece]) -> Tensor:
-        ids_T = torch.tensor([i for piece in pieces for i in piece.ids], dtype=torch.int64)
+        ids_T = torch.tensor(
+            [i for piece in pieces for i in piece.ids], dtype=torch.int64, device=self.device
+        )
         x_TD = self.ops.embed(ids_T, self.weights.embed, self.dtype).float()
         return x_TD.unsqueeze(1).repeat(1, self.config.streams, 1)
 
@@ -197,7 +205,7 @@ class Trunk:
 
     def _logits(self, x_NSD: Tensor) -> Tensor:
         if not len(x_NSD):
-            return torch.zeros(0, self.config.vocab)
+            return torch.zeros(0, self.config.vocab, device=self.device)
         h_ND, _ = self.ops.hyper_read(x_NSD, self.weights.mixer, self.config.rms_eps, self.dtype)
         return self.ops.matmul(h_ND, self.weights.head, torch.float32)
 

@@ -25,9 +25,9 @@ class DraftRows:
     `written` counts rows whose next token is part of the sequence, so it is below the position.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, device: torch.device | None = None) -> None:
         self.written = 0
-        self._streams_NW = torch.zeros(0, width)
+        self._streams_NW = torch.zeros(0, width, device=device)
 
     @property
     def kept(self) -> int:
@@ -73,7 +73,9 @@ class DraftRows:
     def set_numbers(self, numbers: Mapping[str, int]) -> None:
         """Make room for another sequence's streams."""
         self.written = numbers["written"]
-        self._streams_NW = torch.zeros(numbers["kept"], self._streams_NW.shape[1])
+        self._streams_NW = torch.zeros(
+            numbers["kept"], self._streams_NW.shape[1], device=self._streams_NW.device
+        )
 
     def parts(self, position: int) -> dict[str, Tensor]:  # noqa: ARG002 - as SequenceState says
         """The kept streams."""

@@ -44,7 +44,9 @@ class LayerPages:
 class PagePool:
     """A fixed number of pages; every page is free or held by at least one owner."""
 
-    def __init__(self, shape: PageShape, pages: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: PageShape, pages: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
         self.pages = pages
         self._free = list(range(pages - 1, -1, -1))
         self._owners = [0] * pages
@@ -52,10 +54,12 @@ class PagePool:
         kv = (pages, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
         self.layers = tuple(
             LayerPages(
-                k=torch.empty(kv, dtype=dtype),
-                v=torch.empty(kv, dtype=dtype),
-                index_raw=torch.empty((pages, PAGE_TOKENS, shape.index_dim), dtype=dtype),
-                index_key=torch.empty((pages, blocks, shape.index_dim), dtype=dtype),
+                k=torch.empty(kv, dtype=dtype, device=device),
+                v=torch.empty(kv, dtype=dtype, device=device),
+                index_raw=torch.empty(
+                    (pages, PAGE_TOKENS, shape.index_dim), dtype=dtype, device=device
+                ),
+                index_key=torch.empty((pages, blocks, shape.index_dim), dtype=dtype, device=device),
             )
             for _ in range(shape.layers)
         )

@@ -40,21 +40,25 @@ class RecurrentShape:
 class GdnState:
     """One layer: S [V, A, A] float32 at `base`; k [T, H, A], v [T, V, A] and gates since."""
 
-    def __init__(self, shape: RecurrentShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: RecurrentShape, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
         rows, heads, width = GDN_CHUNK + REWIND_ROWS, shape.value_heads, shape.head_dim
-        self.s_VAA = torch.zeros(heads, width, width)
-        self.k = torch.zeros(rows, shape.key_heads, width, dtype=dtype)
-        self.v = torch.zeros(rows, heads, width, dtype=dtype)
-        self.log_decay = torch.zeros(rows, heads)
-        self.beta = torch.zeros(rows, heads)
+        self.s_VAA = torch.zeros(heads, width, width, device=device)
+        self.k = torch.zeros(rows, shape.key_heads, width, dtype=dtype, device=device)
+        self.v = torch.zeros(rows, heads, width, dtype=dtype, device=device)
+        self.log_decay = torch.zeros(rows, heads, device=device)
+        self.beta = torch.zeros(rows, heads, device=device)
 
 
 class History:
     """The newest rows of one tensor, enough for a convolution and REWIND_ROWS steps back."""
 
-    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rows: int, width: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
         self.rows = rows
-        self._kept = torch.zeros(rows + REWIND_ROWS, width, dtype=dtype)
+        self._kept = torch.zeros(rows + REWIND_ROWS, width, dtype=dtype, device=device)
 
     def last(self) -> Tensor:
         """The `rows` newest rows, zeros before the sequence's start."""
@@ -79,11 +83,15 @@ class History:
 class RecurrentState:
     """All recurrent state of one sequence."""
 
-    def __init__(self, shape: RecurrentShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: RecurrentShape, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
         self.base = 0
-        self.gdn = [GdnState(shape, dtype) for _ in range(shape.layers)]
-        self.conv = [History(shape.conv_rows, shape.channels, dtype) for _ in range(shape.layers)]
-        self.ple = History(shape.ple_rows, shape.ple_width, torch.float32)
+        self.gdn = [GdnState(shape, dtype, device) for _ in range(shape.layers)]
+        self.conv = [
+            History(shape.conv_rows, shape.channels, dtype, device) for _ in range(shape.layers)
+        ]
+        self.ple = History(shape.ple_rows, shape.ple_width, torch.float32, device)
 
     def base_after(self, position: int) -> int:
         """Where S may stand once `position` tokens are in: all that no rewind can take back."""

@@ -41,18 +41,25 @@ class StateShape:
 class Session:
     """Tokens so far, their rope positions, pages and recurrent state."""
 
-    def __init__(self, pool: PagePool, shape: StateShape, dtype: torch.dtype, limit: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        shape: StateShape,
+        dtype: torch.dtype,
+        limit: int,
+        device: torch.device | None = None,
+    ) -> None:
         self.limit = limit
         self.ids: list[int] = []
         self.pages: list[int] = []
-        self.recurrent = RecurrentState(shape.recurrent, dtype)
-        self.drafts = DraftRows(shape.draft_width) if shape.draft_width else None
+        self.recurrent = RecurrentState(shape.recurrent, dtype, device)
+        self.drafts = DraftRows(shape.draft_width, device) if shape.draft_width else None
         self.states: dict[str, SequenceState] = {"recurrent": self.recurrent}
         if self.drafts is not None:
             self.states["drafts"] = self.drafts
         self._pool, self._shape, self._dtype = pool, shape, dtype
-        self._rope = torch.zeros(3, PAGE_TOKENS, dtype=torch.int64)
-        self._table = torch.zeros(0, dtype=torch.int64)
+        self._rope = torch.zeros(3, PAGE_TOKENS, dtype=torch.int64, device=device)
+        self._table = torch.zeros(0, dtype=torch.int64, device=device)
         self._closed = False
         self.rewindable = 0
 
@@ -94,7 +101,7 @@ class Session:
             self._pool.drop(page)
         self.pages += [self._pool.take() for _ in range(missing)]
         if shared or missing:
-            self._table = torch.tensor(self.pages, dtype=torch.int64)
+            self._table = torch.tensor(self.pages, dtype=torch.int64, device=self._table.device)
 
     def table_P(self) -> Tensor:
         """Page numbers in order, int64."""
@@ -145,7 +152,7 @@ class Session:
             self._pool.drop(page)
         if needed != len(self.pages):
             del self.pages[needed:]
-            self._table = torch.tensor(self.pages, dtype=torch.int64)
+            self._table = torch.tensor(self.pages, dtype=torch.int64, device=self._table.device)
 
     def snapshot(self) -> Snapshot:
         """The state as it is now, as a value; this session goes on undisturbed."""
@@ -176,7 +183,7 @@ class Session:
     def fork(self) -> Session:
         """A second session in the same state; both go on as if alone."""
         assert not self._closed, "used a closed session"
-        twin = Session(self._pool, self._shape, self._dtype, self.limit)
+        twin = Session(self._pool, self._shape, self._dtype, self.limit, self._table.device)
         small = self._small()
         twin._adopt(small, self.pages[: -(-small.position // PAGE_TOKENS)])
         return twin
@@ -204,7 +211,7 @@ class Session:
         for page in pages:
             self._pool.share(page)
         self.pages = list(pages)
-        self._table = torch.tensor(self.pages, dtype=torch.int64)
+        self._table = torch.tensor(self.pages, dtype=torch.int64, device=self._table.device)
         self.extend(small.ids_T.tolist(), small.rope_3T)
         self.rewindable = small.rewindable
         set_all_numbers(self.states, small.numbers)
@@ -243,12 +250,13 @@ class SessionStore:
         context_tokens: int,
         dtype: torch.dtype,
         spare_pages: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         pages = sessions * -(-context_tokens // PAGE_TOKENS) + spare_pages
         self.context_tokens = context_tokens
-        self.pool = PagePool(shape.pages, pages, dtype)
-        self._shape, self._dtype = shape, dtype
+        self.pool = PagePool(shape.pages, pages, dtype, device)
+        self._shape, self._dtype, self._device = shape, dtype, device
 
     def open(self) -> Session:
         """A new, empty session."""
-        return Session(self.pool, self._shape, self._dtype, self.context_tokens)
+        return Session(self.pool, self._shape, self._dtype, self.context_tokens, self._device)

@@ -13,7 +13,7 @@ import torch
 from civetta.kernels.dequant import grids
 from civetta.kernels.dequant.blocks import fields_of_each, grouped, half, nibbles, signed, spread
 
-_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ1_DELTA = 0.125
 
 
@@ -60,7 +60,7 @@ def iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _iq4_levels(codes: torch.Tensor) -> torch.Tensor:
-    table = torch.tensor(_IQ4_LEVELS, dtype=torch.float32, device=codes.device)
+    table = torch.tensor(IQ4_LEVELS, dtype=torch.float32, device=codes.device)
     return table[codes.int()]
 
 

@@ -22,7 +22,24 @@ if TYPE_CHECKING:
 FP8_BLOCK = 128  # rows and columns that share one scale, model.md A.7
 NVFP4_GROUP = 16  # columns that share one scale, model.md A.8
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1_LEVELS = (
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    6.0,
+    -0.0,
+    -0.5,
+    -1.0,
+    -1.5,
+    -2.0,
+    -3.0,
+    -4.0,
+    -6.0,
+)
 
 _PLAIN: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
@@ -135,7 +152,7 @@ def _decode_nvfp4(q: QuantTensor) -> torch.Tensor:
     """e2m1 times the e4m3 scale of its group of 16 (exact), times the global scale."""
     assert q.scale is not None, "NVFP4 has a scale for each group of 16"
     assert q.scale.shape == (q.rows, q.cols // NVFP4_GROUP), "a scale for each group of 16"
-    table = torch.tensor(_E2M1, dtype=torch.float32, device=q.data_RB.device)
+    table = torch.tensor(E2M1_LEVELS, dtype=torch.float32, device=q.data_RB.device)
     values = table[blocks.fields_of_each(q.data_RB, 4, 2).flatten(1).int()]
     scales = q.scale.to(values.device).contiguous().view(torch.float8_e4m3fn).float()
     values = blocks.spread(scales, values)

@@ -1,0 +1,345 @@
+"""`PackedWeight`: a stored matrix in planes that a GPU kernel reads in wide loads, nothing lost.
+
+A GGUF block mixes scales, codes and spare bits every 18 to 210 bytes, so no two rows of a tile start
+on the same byte. Packing takes each kind of field into a plane of its own: codes, spare bits of the
+codes, integer scales, minima, and the float steps. Values come out as the block decoders' (dequant/):
+
+    value = step * (code - offset)            step = d, or d * scale, or scale * d for NVFP4
+    value = step * code + low                 low = minimum, or -(dmin * minimum)
+    value = step * level[code]                four-bit codebooks
+
+Codes of 4, 5 and 6 bits keep their low nibbles by halves of 64 columns: byte i of 32 holds column i
+low and column 32 + i high, so that a kernel makes two runs of 32 columns out of one load. Columns
+are filled up to a multiple of 64 with codes whose step is zero.
+
+A format without planes of its own (2- and 3-bit grids) is expanded to `dtype`, which loses nothing
+either: a product rounds its operand to that dtype anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from civetta.kernels.dequant import blocks as fields_of
+from civetta.kernels.dequant.iq import IQ4_LEVELS
+from civetta.kernels.dequant.reference import E2M1_LEVELS, FP8_BLOCK, dequantize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from civetta.checkpoint.quant import QuantTensor, Weight
+
+HALF_COLS = 32
+TILE_COLS = 64
+"""Columns that share one run of 32 bytes of low nibbles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How planes become numbers; every field is a compile-time constant of the kernels.
+
+    bits 4, 5, 6, 8, or 0 for plain numbers; code "linear" (minus `offset`), "levels" (table),
+    "int8" or "fp8"; group: columns of one step; scale "none", "int8", "uint8" or "fp8"; span:
+    columns of one d (0: one d for a whole row); low "none", "half" (added) or "scaled" (dmin times
+    minimum, taken away), one for each group.
+    """
+
+    bits: int
+    code: str = "linear"
+    offset: int = 0
+    group: int = 32
+    scale: str = "none"
+    span: int = 32
+    low: str = "none"
+
+
+PLAIN = Recipe(bits=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class PackedWeight:
+    """Planes of a matrix [rows, cols], or of E stacked ones: every plane is [E, rows, ...].
+
+    codes: uint8 (nibbles of 64 columns in 32 bytes; or a byte a column), or plain numbers;
+    high: uint8, spare bits in column order (1 bit a column for 5, 2 bits for 6); scale, minimum:
+    one for each group; d, dmin: one for each span; levels: float32 [16].
+    """
+
+    recipe: Recipe
+    rows: int
+    cols: int
+    codes: Tensor
+    high: Tensor | None = None
+    scale: Tensor | None = None
+    minimum: Tensor | None = None
+    d: Tensor | None = None
+    dmin: Tensor | None = None
+    levels: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Logical shape (rows, cols) in PyTorch order [out, in]."""
+        return (self.rows, self.cols)
+
+    @property
+    def experts(self) -> int:
+        """Stacked matrices."""
+        return int(self.codes.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all planes."""
+        planes = (self.codes, self.high, self.scale, self.minimum, self.d, self.dmin)
+        return sum(p.numel() * p.element_size() for p in planes if p is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fields:
+    """Planes of one matrix before nibbles are arranged; codes uint8 [N, K]."""
+
+    codes: Tensor
+    scale: Tensor | None = None
+    minimum: Tensor | None = None
+    d: Tensor | None = None
+    dmin: Tensor | None = None
+
+
+def pack(w: Weight, dtype: torch.dtype, device: torch.device | str) -> PackedWeight:
+    """One matrix in planes on `device`; `dtype` is what formats without planes expand to."""
+    return pack_stack([w], dtype, device)
+
+
+def pack_stack(
+    matrices: Sequence[Weight], dtype: torch.dtype, device: torch.device | str
+) -> PackedWeight:
+    """Matrices of one shape and format, stacked in planes on `device`."""
+    first = matrices[0]
+    rows, cols = first.shape
+    if isinstance(first, Tensor) or first.format.name not in _READERS:
+        codes = torch.stack([_plain(w, dtype).to(device) for w in matrices])
+        return PackedWeight(recipe=PLAIN, rows=rows, cols=cols, codes=codes)
+    recipe, read = _READERS[first.format.name]
+    stacked = [_arranged(recipe, read(_moved(w, device))) for w in matrices]
+    levels = _LEVELS.get(first.format.name)
+    return PackedWeight(
+        recipe=recipe,
+        rows=rows,
+        cols=cols,
+        codes=torch.stack([f.codes for f, _ in stacked]),
+        high=_stack([high for _, high in stacked]),
+        scale=_stack([f.scale for f, _ in stacked]),
+        minimum=_stack([f.minimum for f, _ in stacked]),
+        d=_stack([f.d for f, _ in stacked]),
+        dmin=_stack([f.dmin for f, _ in stacked]),
+        levels=None if levels is None else torch.tensor(levels, device=device),
+    )
+
+
+def _stack(planes: list[Tensor | None]) -> Tensor | None:
+    there = [p for p in planes if p is not None]
+    return torch.stack(there).contiguous() if there else None
+
+
+def _plain(w: Weight, dtype: torch.dtype) -> Tensor:
+    if isinstance(w, Tensor):
+        return w.contiguous()
+    if w.format.name in {"BF16", "F16", "F32"}:
+        return dequantize(w, _STORED[w.format.name])
+    return dequantize(w, dtype)
+
+
+_STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+
+def _moved(w: Weight, device: torch.device | str) -> QuantTensor:
+    from dataclasses import replace
+
+    assert not isinstance(w, Tensor)
+    move = {
+        name: plane.to(device)
+        for name in ("data_RB", "scale", "scale_2")
+        if (plane := getattr(w, name)) is not None
+    }
+    return replace(w, **move)
+
+
+def _arranged(recipe: Recipe, f: _Fields) -> tuple[_Fields, Tensor | None]:
+    """Columns filled up, low nibbles by halves, spare bits in a plane of their own."""
+    rows, cols = f.codes.shape
+    missing = -cols % TILE_COLS
+    codes = pad(f.codes, (0, missing))
+    planes = {
+        "scale": _filled(f.scale, recipe.group, cols + missing),
+        "minimum": _filled(f.minimum, recipe.group, cols + missing),
+        "d": _filled(f.d, recipe.span, cols + missing),
+        "dmin": _filled(f.dmin, recipe.span, cols + missing),
+    }
+    high = None
+    if recipe.bits in {5, 6}:
+        width = recipe.bits - 4
+        spare = (codes >> 4).view(rows, -1, 8 // width)
+        shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
+        high = (spare << shifts).sum(-1, dtype=torch.uint8)
+    if recipe.bits != 8:
+        halves = (codes & 15).view(rows, -1, 2, HALF_COLS)
+        codes = (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1)
+    return _Fields(codes=codes.contiguous(), **planes), high
+
+
+def _filled(plane: Tensor | None, columns: int, cols: int) -> Tensor | None:
+    """A plane with zeros for the columns that were added; `columns` 0 has one value a row."""
+    if plane is None or not columns:
+        return plane
+    return pad(plane, (0, -(-cols // columns) - plane.shape[1])).contiguous()
+
+
+# ---- readers: stored bytes to fields -------------------------------------------------------------
+
+
+def _blocks(w: QuantTensor) -> Tensor:
+    return w.data_RB.reshape(-1, w.format.block_bytes)
+
+
+def _half(w: QuantTensor, at: int) -> Tensor:
+    """The float16 at byte `at` of every block: float16 [N, blocks]."""
+    return _blocks(w)[:, at : at + 2].contiguous().view(torch.float16).view(w.rows, -1)
+
+
+def _by_row(w: QuantTensor, plane: Tensor) -> Tensor:
+    return plane.reshape(w.rows, -1).contiguous()
+
+
+def _five(blocks: Tensor, high: int, low: int) -> Tensor:
+    spare = fields_of.fields_of_each(blocks[:, high : high + 4], 1, 8).flatten(1)
+    return fields_of.nibbles(blocks[:, low:], 16) | (spare << 4)
+
+
+def _q4_0(w: QuantTensor) -> _Fields:
+    return _Fields(codes=_by_row(w, fields_of.nibbles(_blocks(w)[:, 2:], 16)), d=_half(w, 0))
+
+
+def _q4_1(w: QuantTensor) -> _Fields:
+    codes = _by_row(w, fields_of.nibbles(_blocks(w)[:, 4:], 16))
+    return _Fields(codes=codes, d=_half(w, 0), minimum=_half(w, 2))
+
+
+def _q5_0(w: QuantTensor) -> _Fields:
+    return _Fields(codes=_by_row(w, _five(_blocks(w), 2, 6)), d=_half(w, 0))
+
+
+def _q5_1(w: QuantTensor) -> _Fields:
+    codes = _by_row(w, _five(_blocks(w), 4, 8))
+    return _Fields(codes=codes, d=_half(w, 0), minimum=_half(w, 2))
+
+
+def _q8_0(w: QuantTensor) -> _Fields:
+    return _Fields(codes=_by_row(w, _blocks(w)[:, 2:]), d=_half(w, 0))
+
+
+def _k_fields(w: QuantTensor, codes: Tensor) -> _Fields:
+    packed = _blocks(w)[:, 4:16]
+    a, b, c = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scale = torch.cat([a & 63, (c & 15) | ((a >> 6) << 4)], dim=1)
+    minimum = torch.cat([b & 63, (c >> 4) | ((b >> 6) << 4)], dim=1)
+    return _Fields(
+        codes=_by_row(w, codes),
+        scale=_by_row(w, scale),
+        minimum=_by_row(w, minimum),
+        d=_half(w, 0),
+        dmin=_half(w, 2),
+    )
+
+
+def _q4_k(w: QuantTensor) -> _Fields:
+    return _k_fields(w, fields_of.nibbles(_blocks(w)[:, 16:], 32))
+
+
+def _q5_k(w: QuantTensor) -> _Fields:
+    blocks = _blocks(w)
+    fifth = fields_of.fields(blocks[:, 16:48].unsqueeze(1), 1, 8).flatten(1)
+    return _k_fields(w, fields_of.nibbles(blocks[:, 48:], 32) | (fifth << 4))
+
+
+def _q6_k(w: QuantTensor) -> _Fields:
+    blocks = _blocks(w)
+    high = fields_of.fields(fields_of.grouped(blocks[:, 128:192], 32), 2, 4).flatten(1)
+    codes = fields_of.nibbles(blocks[:, :128], 64) | (high << 4)
+    scale = fields_of.signed(blocks[:, 192:208])
+    return _Fields(codes=_by_row(w, codes), scale=_by_row(w, scale), d=_half(w, 208))
+
+
+def _iq4_nl(w: QuantTensor) -> _Fields:
+    return _q4_0(w)
+
+
+def _iq4_xs(w: QuantTensor) -> _Fields:
+    blocks = _blocks(w)
+    low = fields_of.fields_of_each(blocks[:, 4:8], 4, 2).flatten(1)
+    high = fields_of.fields_of_each(blocks[:, 2:4], 2, 4).flatten(1)
+    scale = fields_of.signed(low | (high << 4)) - 32
+    codes = fields_of.nibbles(blocks[:, 8:], 16)
+    return _Fields(codes=_by_row(w, codes), scale=_by_row(w, scale), d=_half(w, 0))
+
+
+def _fp8(w: QuantTensor) -> _Fields:
+    """Block scales become one a row and 128 columns; one global scale is repeated."""
+    codes = w.data_RB.contiguous()
+    spans = -(-w.cols // FP8_BLOCK)
+    if w.scale is None or w.scale.ndim < 2:
+        one = torch.ones(1, device=codes.device) if w.scale is None else w.scale.float()
+        return _Fields(codes=codes, d=one.reshape(1, 1).expand(w.rows, spans).contiguous())
+    rows = torch.arange(w.row_offset, w.row_offset + w.rows, device=codes.device)
+    return _Fields(codes=codes, d=w.scale.float()[rows // FP8_BLOCK].contiguous())
+
+
+def _nvfp4(w: QuantTensor) -> _Fields:
+    assert w.scale is not None
+    codes = fields_of.fields_of_each(w.data_RB, 4, 2).flatten(1)
+    one = torch.ones(1, device=codes.device) if w.scale_2 is None else w.scale_2.float()
+    d = one.reshape(1, 1).expand(w.rows, 1).contiguous()
+    return _Fields(codes=codes, scale=w.scale.contiguous(), d=d)
+
+
+_READERS: dict[str, tuple[Recipe, Callable[[QuantTensor], _Fields]]] = {
+    "Q4_0": (Recipe(bits=4, offset=8), _q4_0),
+    "Q4_1": (Recipe(bits=4, low="half"), _q4_1),
+    "Q5_0": (Recipe(bits=5, offset=16), _q5_0),
+    "Q5_1": (Recipe(bits=5, low="half"), _q5_1),
+    "Q8_0": (Recipe(bits=8, code="int8"), _q8_0),
+    "Q4_K": (Recipe(bits=4, scale="uint8", span=256, low="scaled"), _q4_k),
+    "Q5_K": (Recipe(bits=5, scale="uint8", span=256, low="scaled"), _q5_k),
+    "Q6_K": (Recipe(bits=6, offset=32, group=16, scale="int8", span=256), _q6_k),
+    "IQ4_NL": (Recipe(bits=4, code="levels"), _iq4_nl),
+    "IQ4_XS": (Recipe(bits=4, code="levels", scale="int8", span=256), _iq4_xs),
+    "F8_E4M3": (Recipe(bits=8, code="fp8", group=FP8_BLOCK, span=FP8_BLOCK), _fp8),
+    "NVFP4": (Recipe(bits=4, code="levels", group=16, scale="fp8", span=0), _nvfp4),
+}
+_LEVELS: dict[str, tuple[float, ...]] = {
+    "IQ4_NL": tuple(float(v) for v in IQ4_LEVELS),
+    "IQ4_XS": tuple(float(v) for v in IQ4_LEVELS),
+    "NVFP4": tuple(E2M1_LEVELS),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedHyper:
+    """One hyper-connection site in planes; fields as in `HyperWeights`."""
+
+    gain_SD: Tensor
+    down: PackedWeight
+    up: PackedWeight
+    inject: PackedWeight | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class PackedExperts:
+    """Routed experts in planes, stacked: gate/up E x [F, D], down E x [D, F]."""
+
+    gate: PackedWeight
+    up: PackedWeight
+    down: PackedWeight
