@@ -31,7 +31,9 @@ def pair(tmp_path_factory) -> tuple[Trunk, Trunk]:
     checked = check_checkpoint(write_tiny(folder / "tiny"))
     reference = build_trunk(checked, dtype=torch.float32, ops=REFERENCE)
     weights = place(reference.weights, DEVICE, torch.float32)
-    fast = Trunk(reference.config, weights, gpu_ops(), torch.float32, reference._rows, device=DEVICE)
+    fast = Trunk(
+        reference.config, weights, gpu_ops(), torch.float32, reference._rows, device=DEVICE
+    )
     return reference, fast
 
 
