@@ -161,7 +161,10 @@ class TableFiles:
 
         A file that was replaced by another of the same name is still the old one here.
         """
-        for path, fd, seen in zip(self.paths, self.fds, self._seen, strict=True):
+        fds = tuple(self.fds)
+        if len(fds) != len(self.paths):
+            raise ReadFailed("The n-gram table was closed while rows were read; start again.")
+        for path, fd, seen in zip(self.paths, fds, self._seen, strict=True):
             if _version(fd) != seen:
                 raise ReadFailed(
                     f"{path} was changed while it was in use, so rows of the n-gram table cannot be"
