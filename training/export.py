@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from civetta.model.config import from_hf
-from training.nano_config import nano_config
+from training.nano_config import nano_config, preprocessor_config
 from training.trainer.network import ROOT
+from training.trainer.tower import to_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,11 +43,13 @@ def export_hf(
         "do_sample": False,
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    preprocessor = json.dumps(preprocessor_config(), indent=2) + "\n"
+    (folder / "preprocessor_config.json").write_text(preprocessor)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, folder / name)
     tensors = {
         name: value.detach().cpu().to(torch.float32 if name.endswith(EXACT) else dtype).contiguous()
-        for name, value in params.items()
+        for name, value in to_file(params).items()
     }
     tensors |= _hash_constants(config)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -136,4 +136,11 @@ def make(draw: Draw) -> Chat:
     if draw.chance(0.15):
         parts.reverse()
     first = Turn(user=parts, answer=first.answer, reasoning=first.reasoning)
-    return chat(draw, "vision", scene.key, [first, *rest], images=(scenes.render(draw, scene),))
+    return chat(
+        draw,
+        "vision",
+        scene.key,
+        [first, *rest],
+        images=(scenes.render(draw, scene),),
+        cells=(scenes.cells(scene, TOKEN_SIDE),),
+    )

@@ -74,6 +74,20 @@ class Scene:
         return f"scene {self.side} {spots}"
 
 
+def cells(made: Scene, cell: int) -> np.ndarray:
+    """What has its centre in each cell of `cell` pixels a side, row by row, int64.
+
+    0 is nothing, 1 + 8 * shape + colour anything else.
+    """
+    count = made.side // cell
+    labels = np.zeros((count, count), dtype=np.int64)
+    names = list(COLOURS)
+    for shape in made.shapes:
+        label = 1 + len(names) * KINDS.index(shape.kind) + names.index(shape.colour)
+        labels[int(shape.y) // cell, int(shape.x) // cell] = label
+    return labels.reshape(-1)
+
+
 def _distance(a: Colour, b: Colour) -> float:
     return math.dist(a, b)
 

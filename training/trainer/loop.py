@@ -40,17 +40,17 @@ def train(args: argparse.Namespace) -> None:
     args.state.mkdir(parents=True, exist_ok=True)
     params = {k: v.to(args.device).requires_grad_() for k, v in create(c).items()}
     optimizer = Optimizer(params)
-    step = _resume(args.state, params, optimizer)
+    step = resume(args.state, params, optimizer)
     total = sum(v.numel() for v in params.values())
-    _log(args.out, {"parameters": total, "from_step": step})
+    log_line(args.out, {"parameters": total, "from_step": step})
     net = Network(c, fast=args.fast)
     step = _steps(args, c, net, params, optimizer, step, began)
     save_state(args.state, params, optimizer, step)
     save_parts(args.out, params)
     if args.eval:
         plain = {k: v.detach() for k, v in params.items()}
-        _log(args.out, {"step": step, "heldout": evaluate(c, plain, args.eval, args.device)})
-    _log(args.out, {"wall_s": round(time.monotonic() - began, 1)})
+        log_line(args.out, {"step": step, "heldout": evaluate(c, plain, args.eval, args.device)})
+    log_line(args.out, {"wall_s": round(time.monotonic() - began, 1)})
 
 
 def _steps(
@@ -80,7 +80,7 @@ def _steps(
             line: dict[str, Any] = {k: round(v.item() / count, 4) for k, v in sums.items()}
             now = time.monotonic()
             line |= {"step": step, "scale": round(scale, 3), "rate": round(seen / (now - mark))}
-            _log(args.out, line)
+            log_line(args.out, line)
             seen, mark, sums = 0, now, {}
             if line["text"] != line["text"]:
                 raise SystemExit("the loss is not a number")
@@ -118,7 +118,7 @@ def _scale(step: int, spent: float, decay_from: float) -> float:
     return warm * max(LEAST_RATE, (1.0 - spent) / (1.0 - decay_from))
 
 
-def _log(out: Path, line: dict[str, Any]) -> None:
+def log_line(out: Path, line: dict[str, Any]) -> None:
     text = json.dumps(line)
     print(text, flush=True)
     with (out / "log.jsonl").open("a") as file:
@@ -136,7 +136,7 @@ def save_state(folder: Path, params: dict[str, Tensor], optimizer: Optimizer, st
     (folder / "state.new").replace(folder / "state.pt")
 
 
-def _resume(folder: Path, params: dict[str, Tensor], optimizer: Optimizer) -> int:
+def resume(folder: Path, params: dict[str, Tensor], optimizer: Optimizer) -> int:
     """Take up a full checkpoint, or weights in parts (then with a fresh optimizer)."""
     path = folder / "state.pt"
     if path.exists():
@@ -146,6 +146,7 @@ def _resume(folder: Path, params: dict[str, Tensor], optimizer: Optimizer) -> in
                 params[name].copy_(value)
         optimizer.restore(state["optimizer"])
         return int(state["step"])
+    folder.mkdir(parents=True, exist_ok=True)
     parts = sorted(folder.glob("weights-*.safetensors"))
     with torch.no_grad():
         for part in parts:
