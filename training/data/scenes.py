@@ -108,12 +108,18 @@ def _place(draw: Draw, side: int, count: int) -> list[tuple[float, float, float]
                 return sorted(spots)
 
 
-def scene(draw: Draw, count: int, side: int) -> Scene:
-    """Make up a scene; one in four has shapes of one kind, one in four of one colour."""
+def scene(draw: Draw, count: int, side: int, *, few: bool = False) -> Scene:
+    """Make up a scene; one in four has shapes of one kind, one in four of one colour.
+
+    `few` leaves two kinds and two colours at most.
+    """
     background = draw.choice(BACKGROUNDS)
     visible = [n for n, c in COLOURS.items() if _distance(c, background) >= LEAST_CONTRAST]
     kinds = (draw.choice(KINDS),) if draw.chance(0.25) else KINDS
     colours = [draw.choice(visible)] if draw.chance(0.25) else visible
+    if few:
+        kinds = (draw.choice(kinds), draw.choice(kinds))
+        colours = [draw.choice(colours), draw.choice(colours)]
     shapes = tuple(
         Shape(kind=draw.choice(kinds), colour=draw.choice(colours), x=x, y=y, radius=r)
         for x, y, r in _place(draw, side, count)

@@ -77,7 +77,7 @@ def _exact(
     positions = torch.from_numpy(rotary_positions(*ids_BT.shape, places)).to(device)
     ids = torch.from_numpy(ids_BT).to(device)
     dtype = p["lm_head.weight"].dtype
-    seen = [tower(p, s, torch.from_numpy(x[None]).to(device), dtype)[0] for _, _, x in slots]
+    seen = [tower(p, s, torch.tensor(x[None]).to(device), dtype)[0] for _, _, x in slots]
     at = [row * width + start + np.arange(len(x)) for (row, start, _), x in zip(slots, seen, strict=True)]
     batch = forward_rows(
         c,

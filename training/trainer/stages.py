@@ -1,4 +1,5 @@
-"""The stages after the text model: `see` and `both` train the tower, `draft` the draft head.
+"""The stages after the text model: `see` trains the tower under the frozen text model, `both` and
+`count` train both together, `draft` the draft head.
 
 A stage reads the weights that the stage before left, trains for a number of steps with a fresh
 optimizer, and leaves all weights again.
@@ -10,7 +11,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear
 
@@ -25,7 +25,8 @@ from training.trainer.loop import log_line, resume, save_parts, save_state
 from training.trainer.network import Network, Params
 from training.trainer.optimizer import Optimizer
 from training.trainer.step import ROUTER_WEIGHT, batch_loss, cast, forward_rows, logits_of
-from training.trainer.tower import CELLS, TOWER, TowerSizes, create_tower, from_file, tower
+from training.trainer.tower import CELLS, TOWER, TowerSizes, create_tower, tower
+from training.weights import read_parameters
 
 if TYPE_CHECKING:
     import argparse
@@ -73,12 +74,7 @@ def run_stage(args: argparse.Namespace) -> None:
 
 def all_parameters(c: ModelConfig, s: TowerSizes, start: Path) -> dict[str, Tensor]:
     """Float32 parameters on the CPU: those of a folder, new ones for what it lacks."""
-    params = create_tower(s) | create_draft(c)
-    for path in sorted(start.glob("*.safetensors")):
-        for name, value in load_file(path).items():
-            if value.dtype != torch.int64:
-                params[name] = from_file(name, value.float())
-    return params
+    return create_tower(s) | create_draft(c) | read_parameters(start)
 
 
 def learns(stage: str, name: str) -> bool:
@@ -86,7 +82,7 @@ def learns(stage: str, name: str) -> bool:
     if stage == "draft":
         return name.startswith(DRAFT)
     seen = name.startswith(TOWER) or name == CELLS
-    return seen or (stage == "both" and not name.startswith(DRAFT))
+    return seen or (stage != "see" and not name.startswith(DRAFT))
 
 
 def _is_new(name: str) -> bool:
@@ -216,6 +212,6 @@ def figures(
     if args.stage == "draft":
         return acceptance(net.c, plain, args.eval, args.device)
     found: dict[str, Any] = picture_scores(net.c, s, plain, 6 * args.eval, args.device)
-    if args.stage == "both":
+    if args.stage != "see":
         found |= evaluate(net.c, plain, args.eval, args.device)
     return found
