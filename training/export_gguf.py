@@ -1,10 +1,11 @@
 """Writes the trained model as three GGUF files: text model, draft head (MTP), vision tower (mmproj).
 
-python -m training.export_gguf training/work/draft src/civetta/model/nano
+python -m training.export_gguf training/work/count src/civetta/model/nano --draft training/work/draft
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -25,6 +26,7 @@ from training.gguf_names import (
     vision_pieces,
 )
 from training.nano_config import nano_config, preprocessor_config
+from training.trainer.draft import DRAFT
 from training.weights import read_parameters
 
 if TYPE_CHECKING:
@@ -216,6 +218,20 @@ def _finish(writer: gguf.GGUFWriter, tensors: Mapping[str, np.ndarray]) -> None:
     writer.close()
 
 
-if __name__ == "__main__":
-    for written in export_gguf(read_parameters(Path(sys.argv[1])), nano_config(), Path(sys.argv[2])):
+def main() -> None:
+    """Write the files; the draft head may come from a folder of its own."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("weights", type=Path, help="folder of a run or of GGUF files")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--draft", type=Path, help="folder whose draft head is taken")
+    a = parser.parse_args()
+    params = read_parameters(a.weights)
+    if a.draft is not None:
+        found = read_parameters(a.draft)
+        params |= {name: value for name, value in found.items() if name.startswith(DRAFT)}
+    for written in export_gguf(params, nano_config(), a.out):
         sys.stdout.write(f"{written} {written.stat().st_size:,} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

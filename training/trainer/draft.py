@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from training.trainer.network import Network, Params, Rows, hyper_weights, rms, roped, token_rows
+from training.trainer.network import Network, Params, Rows, hyper_weights, rms, token_rows
 from training.trainer.parameters import hyper, moe, qsa
 from training.trainer.sparse import chosen, index_loss
 

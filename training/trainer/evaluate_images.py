@@ -36,13 +36,19 @@ def kind_of(item: EvalItem) -> str:
 
 
 def picture_scores(
-    c: ModelConfig, s: TowerSizes, params: dict[str, Tensor], count: int, device: str
+    c: ModelConfig,
+    s: TowerSizes,
+    params: dict[str, Tensor],
+    count: int,
+    device: str,
+    *,
+    seed: int = 0,
 ) -> dict[str, object]:
     """Share of right answers a kind of question and size of picture, and how many were asked."""
     net = Network(c)
     p = cast(params, torch.bfloat16 if device == "cuda" else torch.float32)
     right: dict[str, list[bool]] = defaultdict(list)
-    items = heldout("vision", count)
+    items = heldout("vision", count, seed=seed)
     for i in range(0, count, AT_ONCE):
         group = items[i : i + AT_ONCE]
         with torch.no_grad():
@@ -78,7 +84,10 @@ def _exact(
     ids = torch.from_numpy(ids_BT).to(device)
     dtype = p["lm_head.weight"].dtype
     seen = [tower(p, s, torch.tensor(x[None]).to(device), dtype)[0] for _, _, x in slots]
-    at = [row * width + start + np.arange(len(x)) for (row, start, _), x in zip(slots, seen, strict=True)]
+    at = [
+        row * width + start + np.arange(len(x))
+        for (row, start, _), x in zip(slots, seen, strict=True)
+    ]
     batch = forward_rows(
         c,
         ids,

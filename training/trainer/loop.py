@@ -33,7 +33,7 @@ SAVE_EVERY_S = 120.0
 
 
 def train(args: argparse.Namespace) -> None:
-    """Run until the time is over; leaves a checkpoint, bf16 weights in parts and a log."""
+    """Run to the last phase's end; leaves a checkpoint, bf16 weights in parts and a log."""
     began = time.monotonic()
     c = from_hf(nano_config(), "nano_config")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -64,12 +64,12 @@ def _steps(
 ) -> int:
     seen, mark, saved = 0, time.monotonic(), time.monotonic()
     sums: dict[str, Tensor] = {}
+    end = int(args.phases.rpartition(":")[2])
     source = batches(args.phases, step, args.tokens, args.workers)
     for fed in feed(c, source, args.device):
-        spent = (time.monotonic() - began) / args.seconds
-        if spent >= 1.0:
+        if args.pause_s is not None and time.monotonic() - began > args.pause_s:
             break
-        scale = args.rate * _scale(step, spent, args.decay_from)
+        scale = args.rate * rate_at(step, end, args.decay_from)
         parts = _one(c, net, params, optimizer, fed, scale, sparse=step >= args.sparse_from)
         for name, value in parts.items():
             sums[name] = sums.get(name, torch.zeros_like(value)) + value
@@ -110,12 +110,12 @@ def _one(
     return parts
 
 
-def _scale(step: int, spent: float, decay_from: float) -> float:
-    """Warm up, hold, then fall in a line over the rest of this call's time."""
+def rate_at(step: int, end: int, decay_from: int | None) -> float:
+    """Warm up, hold, then fall in a line from step `decay_from` to `end`."""
     warm = min(1.0, (step + 1) / WARM_STEPS)
-    if spent <= decay_from:
+    if decay_from is None or step <= decay_from:
         return warm
-    return warm * max(LEAST_RATE, (1.0 - spent) / (1.0 - decay_from))
+    return warm * max(LEAST_RATE, (end - step) / (end - decay_from))
 
 
 def log_line(out: Path, line: dict[str, Any]) -> None:

@@ -272,7 +272,6 @@ def moe(
     At this size the wasted products cost less than sorting rows by expert.
     """
     experts, _, width = down_EDF.shape
-    width = down_EDF.shape[2]
     probs = linear(h_ND.float(), router.float()).softmax(-1)
     best, ids = probs.topk(slots, dim=-1)
     chosen_NE = torch.zeros_like(probs).scatter(1, ids, 1.0)

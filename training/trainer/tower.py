@@ -78,7 +78,10 @@ def create_tower(s: TowerSizes, seed: int = 1) -> dict[str, Tensor]:
     for i in range(s.depth):
         at = f"{TOWER}blocks.{i}."
         for norm in ("norm1", "norm2"):
-            p[f"{at}{norm}.weight"], p[f"{at}{norm}.bias"] = torch.ones(s.width), torch.zeros(s.width)
+            p[f"{at}{norm}.weight"], p[f"{at}{norm}.bias"] = (
+                torch.ones(s.width),
+                torch.zeros(s.width),
+            )
         shapes = {
             "attn.qkv": (3 * s.width, s.width),
             "attn.proj": (s.width, s.width),
@@ -135,7 +138,9 @@ def tower(p: Params, s: TowerSizes, pixels_NHWC: Tensor, dtype: torch.dtype) -> 
     for i in range(s.depth):
         at = f"{TOWER}blocks.{i}."
         x = x + _attention(p, at + "attn.", _norm(p, at + "norm1", x, dtype), angles_PA, s).float()
-        y = gelu(_affine(p, at + "mlp.linear_fc1", _norm(p, at + "norm2", x, dtype)), approximate="tanh")
+        y = gelu(
+            _affine(p, at + "mlp.linear_fc1", _norm(p, at + "norm2", x, dtype)), approximate="tanh"
+        )
         x = x + _affine(p, at + "mlp.linear_fc2", y).float()
     y = _norm(p, TOWER + "merger.norm", x, dtype).unflatten(1, (-1, s.merge**2)).flatten(2)
     y = gelu(_affine(p, TOWER + "merger.linear_fc1", y))
