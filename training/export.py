@@ -1,6 +1,9 @@
 """Writes a trained model as a Hugging Face folder: config, tokenizer, safetensors.
 
-python -m training.export training/work/nano/weights training/work/nano/hf
+python -m training.export src/civetta/model/nano training/work/hf     (or the folder of a run)
+
+Every tensor is there, `model.visual.*` and `mtp.*` too, in float32, which holds the values of the
+released GGUF files exactly; transformers reads the folder, but for the draft head.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from civetta.model.config import from_hf
-from training.nano_config import nano_config
+from training.nano_config import nano_config, preprocessor_config
 from training.trainer.network import ROOT
+from training.trainer.tower import to_file
+from training.weights import read_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,11 +47,13 @@ def export_hf(
         "do_sample": False,
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    preprocessor = json.dumps(preprocessor_config(), indent=2) + "\n"
+    (folder / "preprocessor_config.json").write_text(preprocessor)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, folder / name)
     tensors = {
         name: value.detach().cpu().to(torch.float32 if name.endswith(EXACT) else dtype).contiguous()
-        for name, value in params.items()
+        for name, value in to_file(params).items()
     }
     tensors |= _hash_constants(config)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -65,13 +72,5 @@ def _hash_constants(config: dict[str, Any]) -> dict[str, Tensor]:
     return {at + name: torch.tensor(v, dtype=torch.int64) for name, v in values.items()}
 
 
-def load_parts(folder: Path) -> dict[str, Tensor]:
-    """The parts that a training run leaves, as one mapping."""
-    params: dict[str, Tensor] = {}
-    for part in sorted(folder.glob("weights-*.safetensors")):
-        params |= load_file(part)
-    return params
-
-
 if __name__ == "__main__":
-    export_hf(load_parts(Path(sys.argv[1])), nano_config(), Path(sys.argv[2]))
+    export_hf(read_parameters(Path(sys.argv[1])), nano_config(), Path(sys.argv[2]), torch.float32)

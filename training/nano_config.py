@@ -35,7 +35,7 @@ def nano_config() -> dict[str, Any]:
         ngram_vocab_size_base=4096,
         indexer_head_dim=32,
         indexer_budget=256,
-    )
+    ) | {"vision_config": _vision(depth=4, width=192, heads=6, inner=480, out=256, table_side=16)}
 
 
 def tiny_config() -> dict[str, Any]:
@@ -59,7 +59,51 @@ def tiny_config() -> dict[str, Any]:
         ngram_vocab_size_base=64,
         indexer_head_dim=16,
         indexer_budget=32,
-    )
+    ) | {"vision_config": _vision(depth=2, width=32, heads=2, inner=64, out=32, table_side=6)}
+
+
+def preprocessor_config() -> dict[str, Any]:
+    """How pictures are prepared (model.md D.1).
+
+    The real model takes 65,536 to 16,777,216 pixels; a 16th of the largest suits a context of
+    16,384 tokens, and the smallest is one 128 x 128 picture.
+    """
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_convert_rgb": True,
+        "rescale_factor": 1 / 255,
+        "resample": 3,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "size": {"shortest_edge": 128 * 128, "longest_edge": 1024 * 1024},
+    }
+
+
+def _vision(
+    *, depth: int, width: int, heads: int, inner: int, out: int, table_side: int
+) -> dict[str, Any]:
+    """The tower's config; names as in the real file."""
+    return {
+        "model_type": "qwen4_exp_vision",
+        "depth": depth,
+        "hidden_size": width,
+        "hidden_act": "gelu_pytorch_tanh",
+        "intermediate_size": inner,
+        "num_heads": heads,
+        "in_channels": 3,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": out,
+        "num_position_embeddings": table_side**2,
+        "deepstack_visual_indexes": [],
+    }
 
 
 def _config(**sizes: Any) -> dict[str, Any]:
@@ -106,6 +150,15 @@ def _config(**sizes: Any) -> dict[str, Any]:
             "mrope_section": section,
         },
         "tie_word_embeddings": False,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "mtp": {
+            "hybrid": True,
+            "layer_types": ["full_attention"],
+            "num_hidden_layers": 1,
+            "rope_theta": 1e7,
+            "mtp_use_hidden_state_from_layer": None,
+        },
         **sizes,
     }
     return {

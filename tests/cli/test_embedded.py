@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from civetta.cli.main import run
+from civetta.model.bind_mtp import find_head
 from civetta.model.build import check_checkpoint
 from civetta.model.embedded import embedded_model_path
 
@@ -25,5 +26,8 @@ def test_it_can_add(question: str, think: str, capsys: pytest.CaptureFixture[str
 def test_it_is_whole_and_small() -> None:
     checked = check_checkpoint(embedded_model_path())
     assert checked.config.context_tokens == 16384
-    stored = sum(info.nbytes for info in checked.checkpoint.tensors.values())
-    assert stored <= 40_000_000
+    files = list(embedded_model_path().parent.iterdir())
+    assert sum(file.stat().st_size for file in files) <= 40_000_000
+    head = find_head(checked.checkpoint, checked.config, None)
+    assert head is not None
+    assert head.checkpoint.path.parent == embedded_model_path().parent

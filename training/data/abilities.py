@@ -25,6 +25,7 @@ ABILITIES: dict[str, Generator] = {
     "retrieval": retrieval.make,
     "copy": copying.make,
     "vision": pictures.make,
+    "counting": pictures.make_counting,
     "tools": tool_calls.make,
     "json": json_objects.make,
     "definitions": definitions.make,

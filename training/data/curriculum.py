@@ -48,6 +48,50 @@ LONG: Shares = (
 """Shares in longer rows."""
 
 
+SEE: Shares = (("vision", 1.0),)
+"""Rows of pictures alone."""
+
+BOTH: Shares = (
+    ("arithmetic", 0.09),
+    ("retrieval", 0.09),
+    ("copy", 0.07),
+    ("vision", 0.42),
+    ("tools", 0.12),
+    ("json", 0.06),
+    ("definitions", 0.05),
+    ("stories", 0.08),
+    ("chat", 0.02),
+)
+"""Shares in rows of up to 1,024 tokens while pictures are joined to a trained text model."""
+
+COUNT: Shares = (
+    ("arithmetic", 0.08),
+    ("retrieval", 0.08),
+    ("copy", 0.06),
+    ("vision", 0.2),
+    ("counting", 0.3),
+    ("tools", 0.1),
+    ("json", 0.05),
+    ("definitions", 0.04),
+    ("stories", 0.07),
+    ("chat", 0.02),
+)
+"""The same once colours and shapes are known and counting is not."""
+
+PROSE: Shares = (
+    ("arithmetic", 0.05),
+    ("retrieval", 0.12),
+    ("copy", 0.06),
+    ("vision", 0.04),
+    ("tools", 0.12),
+    ("json", 0.08),
+    ("definitions", 0.16),
+    ("stories", 0.33),
+    ("chat", 0.04),
+)
+"""Shares for the draft head."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The size of a batch, and how often it comes compared with the other shapes."""
@@ -88,15 +132,21 @@ def plan(phase: str, tokens: int = 65536) -> Plan:
     """Return the plan of a phase; every batch has `tokens` tokens (a multiple of 16,384).
 
     `start` learns form and short answers; `main` is the bulk; `long` stretches retrieval to 16 k
-    and keeps everything else alive. Raises KeyError for another name.
+    and keeps everything else alive. `see` is pictures alone, `both` pictures and text, `count` the same
+    with more counting; `draft` is for the draft head. Raises KeyError for another name.
     """
     frequencies = {
         "start": {512: 0.5, 1024: 0.5},
         "main": {1024: 0.72, 2048: 0.16, 4096: 0.1, 16384: 0.02},
         "long": {1024: 0.4, 2048: 0.15, 4096: 0.2, 16384: 0.25},
+        "see": {512: 1.0},
+        "both": {512: 0.3, 1024: 0.46, 4096: 0.12, 16384: 0.12},
+        "count": {512: 0.3, 1024: 0.52, 4096: 0.1, 16384: 0.08},
+        "draft": {1024: 0.8, 4096: 0.2},
     }[phase]
     shapes = tuple(
         Shape(seq_len=length, rows=tokens // length, frequency=frequency)
         for length, frequency in frequencies.items()
     )
-    return Plan(shapes=shapes, context_weight=0.2 if phase == "start" else 0.1)
+    short = {"see": SEE, "both": BOTH, "count": COUNT, "draft": PROSE}.get(phase, SHORT)
+    return Plan(shapes=shapes, context_weight=0.2 if phase == "start" else 0.1, short=short)

@@ -64,6 +64,7 @@ def chat(
     *,
     tools: list[ToolSpec] | None = None,
     images: tuple[np.ndarray, ...] = (),
+    cells: tuple[np.ndarray, ...] = (),
 ) -> Chat:
     """Build a conversation of plain turns."""
     thinking = wants_thinking(draw)
@@ -79,4 +80,5 @@ def chat(
         enable_thinking=thinking,
         effort=effort(draw, thinking=thinking),
         images=images,
+        cells=cells,
     )

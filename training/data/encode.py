@@ -77,7 +77,7 @@ def _replies(ids: list[int]) -> Iterator[tuple[int, int]]:
             start = -1
 
 
-def _spread(
+def spread(
     ids: list[int], weight: np.ndarray, images: tuple[np.ndarray, ...]
 ) -> tuple[list[int], np.ndarray, list[tuple[int, np.ndarray]]]:
     """Repeat each image placeholder once an image token."""
@@ -107,7 +107,7 @@ def encode(item: Item, context_weight: float = 0.0) -> Sample:
         weight[start:stop] = 1.0
     slots: list[tuple[int, np.ndarray]] = []
     if item.images:
-        ids, weight, slots = _spread(ids, weight, item.images)
+        ids, weight, slots = spread(ids, weight, item.images)
     ids.append(marks().end_of_text)
     weight = np.append(weight, np.float32(0.0))
     return Sample(
@@ -115,4 +115,5 @@ def encode(item: Item, context_weight: float = 0.0) -> Sample:
         ids=np.asarray(ids, dtype=np.int32),
         weight=weight,
         images=tuple(slots),
+        cells=item.cells,
     )

@@ -123,6 +123,7 @@ GRADERS: dict[str, Grader] = {
     "retrieval": contains,
     "copy": same_text,
     "vision": same_answer,
+    "counting": same_answer,
     "tools": same_calls,
     "json": same_json,
     "definitions": same_words,

@@ -44,11 +44,15 @@ POLL_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSlot:
-    """One picture: its row, the index of its first placeholder, uint8 [height, width, 3]."""
+    """One picture: its row, the index of its first placeholder, uint8 [height, width, 3].
+
+    `cells` says what lies in the square of each of its tokens (`scenes.cells`).
+    """
 
     row: int
     start: int
     pixels: np.ndarray
+    cells: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +160,8 @@ def _assemble(index: int, shape: Shape, rows: list[_Row]) -> Batch:
             weight[b, start:stop] = sample.weight
             segment[b, start:stop] = number
             images += [
-                ImageSlot(row=b, start=start + at, pixels=pixels) for at, pixels in sample.images
+                ImageSlot(row=b, start=start + at, pixels=pixels, cells=cells)
+                for (at, pixels), cells in zip(sample.images, sample.cells, strict=True)
             ]
             tokens[sample.ability] += len(sample.ids)
             start = stop

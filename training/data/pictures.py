@@ -121,6 +121,18 @@ def question(draw: Draw, scene: Scene) -> Turn:
             return Turn(user=made[0], answer=made[1], reasoning=_thought(scene))
 
 
+def make_counting(draw: Draw) -> Chat:
+    """Return one picture of few kinds and colours, so that counting one of them is hard."""
+    side = draw.choice(scenes.SIZES if draw.room >= 192 else (128,))
+    count = draw.between(2, 6)
+    scene = draw.unseen(lambda: scenes.scene(draw, count, side, few=True), lambda made: made.key)
+    turns: dict[str, Turn] = {}
+    for _ in range(1 if draw.single else draw.between(3, 6)):
+        ask, answer = _count(draw, scene)
+        turns.setdefault(ask, Turn(user=ask, answer=answer, reasoning=_thought(scene)))
+    return _chat(draw, "counting", scene, list(turns.values()))
+
+
 def make(draw: Draw) -> Chat:
     """Return one picture with one to six questions about it."""
     side = draw.choice(scenes.SIZES if draw.room >= 192 else (128,))
@@ -131,9 +143,21 @@ def make(draw: Draw) -> Chat:
     for _ in range(asked):
         turn = question(draw, scene)
         turns.setdefault(str(turn.user), turn)
-    first, *rest = turns.values()
+    return _chat(draw, "vision", scene, list(turns.values()))
+
+
+def _chat(draw: Draw, ability: str, scene: Scene, turns: list[Turn]) -> Chat:
+    """The conversation: the picture stands before or behind the first question."""
+    first, *rest = turns
     parts: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": first.user}]
     if draw.chance(0.15):
         parts.reverse()
     first = Turn(user=parts, answer=first.answer, reasoning=first.reasoning)
-    return chat(draw, "vision", scene.key, [first, *rest], images=(scenes.render(draw, scene),))
+    return chat(
+        draw,
+        ability,
+        scene.key,
+        [first, *rest],
+        images=(scenes.render(draw, scene),),
+        cells=(scenes.cells(scene, TOKEN_SIDE),),
+    )

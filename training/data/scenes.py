@@ -74,6 +74,20 @@ class Scene:
         return f"scene {self.side} {spots}"
 
 
+def cells(made: Scene, cell: int) -> np.ndarray:
+    """What has its centre in each cell of `cell` pixels a side, row by row, int64.
+
+    0 is nothing, 1 + 8 * shape + colour anything else.
+    """
+    count = made.side // cell
+    labels = np.zeros((count, count), dtype=np.int64)
+    names = list(COLOURS)
+    for shape in made.shapes:
+        label = 1 + len(names) * KINDS.index(shape.kind) + names.index(shape.colour)
+        labels[int(shape.y) // cell, int(shape.x) // cell] = label
+    return labels.reshape(-1)
+
+
 def _distance(a: Colour, b: Colour) -> float:
     return math.dist(a, b)
 
@@ -94,12 +108,18 @@ def _place(draw: Draw, side: int, count: int) -> list[tuple[float, float, float]
                 return sorted(spots)
 
 
-def scene(draw: Draw, count: int, side: int) -> Scene:
-    """Make up a scene; one in four has shapes of one kind, one in four of one colour."""
+def scene(draw: Draw, count: int, side: int, *, few: bool = False) -> Scene:
+    """Make up a scene; one in four has shapes of one kind, one in four of one colour.
+
+    `few` leaves two kinds and two colours at most.
+    """
     background = draw.choice(BACKGROUNDS)
     visible = [n for n, c in COLOURS.items() if _distance(c, background) >= LEAST_CONTRAST]
     kinds = (draw.choice(KINDS),) if draw.chance(0.25) else KINDS
     colours = [draw.choice(visible)] if draw.chance(0.25) else visible
+    if few:
+        kinds = (draw.choice(kinds), draw.choice(kinds))
+        colours = [draw.choice(colours), draw.choice(colours)]
     shapes = tuple(
         Shape(kind=draw.choice(kinds), colour=draw.choice(colours), x=x, y=y, radius=r)
         for x, y, r in _place(draw, side, count)

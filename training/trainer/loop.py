@@ -33,24 +33,24 @@ SAVE_EVERY_S = 120.0
 
 
 def train(args: argparse.Namespace) -> None:
-    """Run until the time is over; leaves a checkpoint, bf16 weights in parts and a log."""
+    """Run to the last phase's end; leaves a checkpoint, bf16 weights in parts and a log."""
     began = time.monotonic()
     c = from_hf(nano_config(), "nano_config")
     args.out.mkdir(parents=True, exist_ok=True)
     args.state.mkdir(parents=True, exist_ok=True)
     params = {k: v.to(args.device).requires_grad_() for k, v in create(c).items()}
     optimizer = Optimizer(params)
-    step = _resume(args.state, params, optimizer)
+    step = resume(args.state, params, optimizer)
     total = sum(v.numel() for v in params.values())
-    _log(args.out, {"parameters": total, "from_step": step})
+    log_line(args.out, {"parameters": total, "from_step": step})
     net = Network(c, fast=args.fast)
     step = _steps(args, c, net, params, optimizer, step, began)
     save_state(args.state, params, optimizer, step)
     save_parts(args.out, params)
     if args.eval:
         plain = {k: v.detach() for k, v in params.items()}
-        _log(args.out, {"step": step, "heldout": evaluate(c, plain, args.eval, args.device)})
-    _log(args.out, {"wall_s": round(time.monotonic() - began, 1)})
+        log_line(args.out, {"step": step, "heldout": evaluate(c, plain, args.eval, args.device)})
+    log_line(args.out, {"wall_s": round(time.monotonic() - began, 1)})
 
 
 def _steps(
@@ -64,12 +64,12 @@ def _steps(
 ) -> int:
     seen, mark, saved = 0, time.monotonic(), time.monotonic()
     sums: dict[str, Tensor] = {}
+    end = int(args.phases.rpartition(":")[2])
     source = batches(args.phases, step, args.tokens, args.workers)
     for fed in feed(c, source, args.device):
-        spent = (time.monotonic() - began) / args.seconds
-        if spent >= 1.0:
+        if args.pause_s is not None and time.monotonic() - began > args.pause_s:
             break
-        scale = args.rate * _scale(step, spent, args.decay_from)
+        scale = args.rate * rate_at(step, end, args.decay_from)
         parts = _one(c, net, params, optimizer, fed, scale, sparse=step >= args.sparse_from)
         for name, value in parts.items():
             sums[name] = sums.get(name, torch.zeros_like(value)) + value
@@ -80,7 +80,7 @@ def _steps(
             line: dict[str, Any] = {k: round(v.item() / count, 4) for k, v in sums.items()}
             now = time.monotonic()
             line |= {"step": step, "scale": round(scale, 3), "rate": round(seen / (now - mark))}
-            _log(args.out, line)
+            log_line(args.out, line)
             seen, mark, sums = 0, now, {}
             if line["text"] != line["text"]:
                 raise SystemExit("the loss is not a number")
@@ -110,15 +110,15 @@ def _one(
     return parts
 
 
-def _scale(step: int, spent: float, decay_from: float) -> float:
-    """Warm up, hold, then fall in a line over the rest of this call's time."""
+def rate_at(step: int, end: int, decay_from: int | None) -> float:
+    """Warm up, hold, then fall in a line from step `decay_from` to `end`."""
     warm = min(1.0, (step + 1) / WARM_STEPS)
-    if spent <= decay_from:
+    if decay_from is None or step <= decay_from:
         return warm
-    return warm * max(LEAST_RATE, (1.0 - spent) / (1.0 - decay_from))
+    return warm * max(LEAST_RATE, (end - step) / (end - decay_from))
 
 
-def _log(out: Path, line: dict[str, Any]) -> None:
+def log_line(out: Path, line: dict[str, Any]) -> None:
     text = json.dumps(line)
     print(text, flush=True)
     with (out / "log.jsonl").open("a") as file:
@@ -136,7 +136,7 @@ def save_state(folder: Path, params: dict[str, Tensor], optimizer: Optimizer, st
     (folder / "state.new").replace(folder / "state.pt")
 
 
-def _resume(folder: Path, params: dict[str, Tensor], optimizer: Optimizer) -> int:
+def resume(folder: Path, params: dict[str, Tensor], optimizer: Optimizer) -> int:
     """Take up a full checkpoint, or weights in parts (then with a fresh optimizer)."""
     path = folder / "state.pt"
     if path.exists():
@@ -146,6 +146,7 @@ def _resume(folder: Path, params: dict[str, Tensor], optimizer: Optimizer) -> in
                 params[name].copy_(value)
         optimizer.restore(state["optimizer"])
         return int(state["step"])
+    folder.mkdir(parents=True, exist_ok=True)
     parts = sorted(folder.glob("weights-*.safetensors"))
     with torch.no_grad():
         for part in parts:

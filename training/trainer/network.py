@@ -31,13 +31,19 @@ FORGET = -60.0
 
 @dataclass(slots=True)
 class Rows:
-    """What the layers know about the rows of one batch; `losses` collects auxiliary terms."""
+    """What the layers know about the rows of one batch; `losses` collects auxiliary terms.
+
+    `positions_B3T` are rotary positions (t, h, w); None for text, where they count up. `images` are
+    places among the N rows and the tower's rows that stand there.
+    """
 
     segment_BT: Tensor
     ngram_NH: Tensor
     dtype: torch.dtype
     sparse: bool
     learn: bool
+    positions_B3T: Tensor | None = None
+    images: tuple[Tensor, Tensor] | None = None
     mask_BTT: Tensor = field(init=False)
     order_N: Tensor = field(init=False)
     place_N: Tensor = field(init=False)
@@ -76,12 +82,12 @@ class Network:
     def mixed(self, p: Params, x_NSD: Tensor, rows: Rows) -> Tensor:
         """The end of the trunk: streams to one row."""
         at = ROOT + "hyper_connection_mixer."
-        return self.read(x_NSD, *_hyper(p, at), None, self.c.rms_eps, rows.dtype)[0]
+        return self.read(x_NSD, *hyper_weights(p, at), None, self.c.rms_eps, rows.dtype)[0]
 
     def wide(self, p: Params, ids_BT: Tensor, rows: Rows) -> Tensor:
         """The streams [N, S, D] after the last layer."""
         c = self.c
-        x_ND = p[ROOT + "embed_tokens.weight"][ids_BT.flatten()].float()
+        x_ND = token_rows(p, ids_BT, rows)
         x_NSD = x_ND.unsqueeze(1).repeat(1, c.streams, 1)
         for i, kind in enumerate(c.layer_kinds):
             at = f"{ROOT}layers.{i}."
@@ -89,16 +95,16 @@ class Network:
                 x_NSD = self._ple(p, at + "ple.", x_NSD, rows)
             site = at + "attn_hyper_connection."
             inject = p[site + "block_inject_weight.weight"]
-            h, strength = self.read(x_NSD, *_hyper(p, site), inject, c.rms_eps, rows.dtype)
+            h, strength = self.read(x_NSD, *hyper_weights(p, site), inject, c.rms_eps, rows.dtype)
             y = self._gdn(p, at, h, rows) if kind == "gdn" else self._qsa(p, at, h, rows)
             x_NSD = self.write(x_NSD, y, strength)
-            x_NSD = self._mlp(p, at, x_NSD, rows)
+            x_NSD = self.mlp(p, at, x_NSD, rows)
         return x_NSD
 
-    def _mlp(self, p: Params, at: str, x_NSD: Tensor, rows: Rows) -> Tensor:
+    def mlp(self, p: Params, at: str, x_NSD: Tensor, rows: Rows) -> Tensor:
         c, site = self.c, at + "mlp_hyper_connection."
         inject = p[site + "block_inject_weight.weight"]
-        h, strength = self.read(x_NSD, *_hyper(p, site), inject, c.rms_eps, rows.dtype)
+        h, strength = self.read(x_NSD, *hyper_weights(p, site), inject, c.rms_eps, rows.dtype)
         names = ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
         shared = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
         weights = [p[f"{at}mlp.{n}"] for n in names]
@@ -126,29 +132,37 @@ class Network:
     def _qsa(self, p: Params, at: str, h_ND: Tensor, rows: Rows) -> Tensor:
         c, at = self.c, at + "self_attn."
         b, t = rows.segment_BT.shape
-        cos, sin = self._angles(rows.place_N[:t])
-        both = linear(h_ND, p[at + "q_proj.weight"]).view(b, t, c.heads, 2, c.head_dim)
-        k = linear(h_ND, p[at + "k_proj.weight"]).view(b, t, c.kv_heads, c.head_dim)
-        v = linear(h_ND, p[at + "v_proj.weight"]).view(b, t, c.kv_heads, c.head_dim)
-        q = _roped(both[:, :, :, 0], p[at + "q_norm.weight"], c.rms_eps, cos, sin).transpose(1, 2)
-        k = _roped(k, p[at + "k_norm.weight"], c.rms_eps, cos, sin).transpose(1, 2)
-        iq, keys = self._indexer(p, at + "indexer.", h_ND.detach(), (b, t), (cos, sin))
+        angles = self.angles(rows)
+        q, k, v, gate = self.queries(p, at, h_ND, angles)
+        iq, keys = self.indexer(p, at + "indexer.", h_ND.detach(), (b, t), angles)
         mask = rows.mask_BTT
         if rows.sparse and t > c.index_budget:
             mask = mask & chosen(c, iq, keys, rows.segment_BT)
         if rows.learn:
             loss = index_loss(c, q.detach(), k.detach(), iq, keys, rows.segment_BT)
             rows.losses["index"].append(loss)
-        o = attend(q, k, v.transpose(1, 2), mask).transpose(1, 2)
-        gated = o.float() * both[:, :, :, 1].float().sigmoid()
+        o = attend(q, k, v, mask).transpose(1, 2)
+        gated = o.float() * gate.float().sigmoid()
         return linear(gated.to(rows.dtype).reshape(b * t, -1), p[at + "o_proj.weight"])
 
-    def _indexer(
+    def queries(
+        self, p: Params, at: str, h_ND: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q [B, Q, T, A], k and v [B, G, T, A], and the output gate [B, T, Q, A]."""
+        c, t = self.c, angles[0].shape[1]
+        both = linear(h_ND, p[at + "q_proj.weight"]).view(-1, t, c.heads, 2, c.head_dim)
+        k = linear(h_ND, p[at + "k_proj.weight"]).view(-1, t, c.kv_heads, c.head_dim)
+        v = linear(h_ND, p[at + "v_proj.weight"]).view(-1, t, c.kv_heads, c.head_dim)
+        q = roped(both[:, :, :, 0], p[at + "q_norm.weight"], c.rms_eps, *angles)
+        k = roped(k, p[at + "k_norm.weight"], c.rms_eps, *angles)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), both[:, :, :, 1]
+
+    def indexer(
         self,
         p: Params,
         at: str,
         h_ND: Tensor,
-        size: tuple[int, int],
+        size: tuple[int, ...],
         angles: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Index queries [B, T, I, X] and pooled block keys [B, T / ratio, X] (model.md E.1)."""
@@ -156,14 +170,21 @@ class Network:
         qk = linear(h_ND, p[at + "index_qk_proj.weight"]).view(*size, -1)
         q, k = qk.split([c.index_heads * c.index_dim, c.index_dim], dim=-1)
         q = q.unflatten(2, (c.index_heads, c.index_dim))
-        q = _roped(q, p[at + "q_layernorm.weight"], c.rms_eps, cos, sin)
+        q = roped(q, p[at + "q_layernorm.weight"], c.rms_eps, cos, sin)
         mean = k.float().unflatten(1, (-1, c.index_ratio)).mean(2).to(k.dtype).unsqueeze(2)
         step = slice(None, None, c.index_ratio)
-        k = _roped(mean, p[at + "k_layernorm.weight"], c.rms_eps, cos[step], sin[step])
+        k = roped(mean, p[at + "k_layernorm.weight"], c.rms_eps, cos[:, step], sin[:, step])
         return q, k.squeeze(2)
 
-    def _angles(self, place_T: Tensor) -> tuple[Tensor, Tensor]:
-        angle = place_T[:, None].float() * self.rope.inverse_R.to(place_T.device)
+    def angles(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """cos and sin [1 or B, T, R]."""
+        inverse = self.rope.inverse_R.to(rows.segment_BT.device)
+        if rows.positions_B3T is None:
+            place_T = rows.place_N[: rows.segment_BT.shape[1]]
+            angle = (place_T[:, None].float() * inverse).unsqueeze(0)
+        else:
+            axis = self.rope.axis_R.to(inverse.device)
+            angle = rows.positions_B3T[:, axis].transpose(1, 2).float() * inverse
         return angle.cos(), angle.sin()
 
     def _ple(self, p: Params, at: str, x_NSD: Tensor, rows: Rows) -> Tensor:
@@ -182,21 +203,29 @@ class Network:
         return x_NSD + gated + conv.view_as(x_NSD)
 
 
-def _hyper(p: Params, at: str) -> tuple[Tensor, Tensor, Tensor]:
+def token_rows(p: Params, ids_BT: Tensor, rows: Rows) -> Tensor:
+    """What the first layer reads [N, D], float32: embeddings, and pictures in their places."""
+    x_ND = p[ROOT + "embed_tokens.weight"][ids_BT.flatten()].float()
+    if rows.images is None:
+        return x_ND
+    return x_ND.index_copy(0, *rows.images)
+
+
+def hyper_weights(p: Params, at: str) -> tuple[Tensor, Tensor, Tensor]:
     names = ("hc_norm", "input_mix_weight_down", "input_mix_weight_up")
     return p[f"{at}{names[0]}.weight"], p[f"{at}{names[1]}.weight"], p[f"{at}{names[2]}.weight"]
 
 
-def _norm(x: Tensor, eps: float) -> Tensor:
+def rms(x: Tensor, eps: float) -> Tensor:
     x32 = x.float()
     return x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def _roped(x: Tensor, shift: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """Norm with 1 + w, then rotate the first 2R columns; x [B, T, heads, A], cos [T, R]."""
+def roped(x: Tensor, shift: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """Norm with 1 + w, then rotate the first 2R columns; x [B, T, heads, A], cos [1 or B, T, R]."""
     half = cos.shape[-1]
-    y = _norm(x, eps) * (1.0 + shift)
-    cos, sin = cos[:, None], sin[:, None]
+    y = rms(x, eps) * (1.0 + shift)
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
     a, b, rest = y[..., :half], y[..., half : 2 * half], y[..., 2 * half :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1).to(x.dtype)
 
@@ -212,7 +241,7 @@ def hyper_read(
 ) -> tuple[Tensor, Tensor | None]:
     """One row of the streams, and the strength of writing back [N, S] (model.md A.6)."""
     streams = x_NSD.shape[1]
-    n_NSD = _norm(x_NSD, eps) * (1.0 + shift_W.view(x_NSD.shape[1:]))
+    n_NSD = rms(x_NSD, eps) * (1.0 + shift_W.view(x_NSD.shape[1:]))
     flat = n_NSD.flatten(1).to(dtype)
     mix = silu(linear(flat, down).float() / streams).to(dtype)
     gate = linear(mix, up).float().sigmoid().view_as(n_NSD)
@@ -243,7 +272,6 @@ def moe(
     At this size the wasted products cost less than sorting rows by expert.
     """
     experts, _, width = down_EDF.shape
-    width = down_EDF.shape[2]
     probs = linear(h_ND.float(), router.float()).softmax(-1)
     best, ids = probs.topk(slots, dim=-1)
     chosen_NE = torch.zeros_like(probs).scatter(1, ids, 1.0)
@@ -300,7 +328,7 @@ def gdn_split(
 
 def gdn_finish(o_KVCA: Tensor, z_NW: Tensor, gain_A: Tensor, eps: float) -> Tensor:
     """Per-head norm, gated by sigmoid(z), [N, V * A]."""
-    o = (_norm(o_KVCA, eps) * gain_A).transpose(1, 2).reshape(z_NW.shape)
+    o = (rms(o_KVCA, eps) * gain_A).transpose(1, 2).reshape(z_NW.shape)
     return (o * z_NW.float().sigmoid()).to(z_NW.dtype)
 
 
@@ -315,9 +343,9 @@ def ple_gate(
 ) -> tuple[Tensor, Tensor]:
     """Gated n-gram values [N, S, D], and the same normed for the convolution (model.md A.5)."""
     shape = x_NSD.shape[1:]
-    query = _norm(x_NSD, eps) * (1.0 + norm_query.view(shape))
-    key = _norm(key_NW.view(x_NSD.shape), eps) * (1.0 + norm_key.view(shape))
+    query = rms(x_NSD, eps) * (1.0 + norm_query.view(shape))
+    key = rms(key_NW.view(x_NSD.shape), eps) * (1.0 + norm_key.view(shape))
     s = (query * key).sum(-1, keepdim=True) * shape[1] ** -0.5
     gate = (s.abs().clamp(min=1e-6).sqrt() * s.sign()).sigmoid()
     gated = gate * value_ND.float().unsqueeze(1)
-    return gated, (_norm(gated, eps) * (1.0 + norm_conv.view(shape))).to(key_NW.dtype)
+    return gated, (rms(gated, eps) * (1.0 + norm_conv.view(shape))).to(key_NW.dtype)

@@ -6,12 +6,16 @@ Newton-Schulz steps, here for all matrices of one shape at a time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MUON_RATE, ADAM_RATE, TABLE_RATE = 0.02, 2e-3, 6e-3
+ADAM_NAMES = ("embed_tokens.weight", "lm_head.weight", "shard_0.weight", "pos_embed.weight")
 MOMENTUM = 0.95
 BETAS, EPS = (0.9, 0.98), 1e-10
 DECAY = 0.02
@@ -21,13 +25,16 @@ CLIP = 1.0
 class Optimizer:
     """Holds the state of both; `step(scale)` applies the gradients and clears them."""
 
-    def __init__(self, params: dict[str, Tensor]) -> None:
-        self.params = params
+    def __init__(
+        self, params: dict[str, Tensor], factor: Callable[[str], float] = lambda _: 1.0
+    ) -> None:
+        """`factor` slows or speeds a parameter's learning by its name."""
+        self.params, self.factor = params, factor
         groups: dict[tuple[int, int], list[str]] = {}
         self.adam: list[str] = []
         for name, value in params.items():
             small = value.ndim < 2 or min(value.shape[-2:]) < 16
-            if small or name.endswith(("embed_tokens.weight", "lm_head.weight", "shard_0.weight")):
+            if small or name.endswith(ADAM_NAMES):
                 self.adam.append(name)
             else:
                 shape = (int(value.shape[-2]), int(value.shape[-1]))
@@ -56,9 +63,8 @@ class Optimizer:
         stack = torch.cat([a.view(-1, *shape) for a in ahead])
         update = orthogonal(stack) * max(1.0, shape[0] / shape[1]) ** 0.5
         counts = [a.numel() // (shape[0] * shape[1]) for a in ahead]
-        rate = MUON_RATE * scale
         for name, part in zip(names, update.split(counts), strict=True):
-            value = self.params[name]
+            value, rate = self.params[name], MUON_RATE * scale * self.factor(name)
             value.mul_(1.0 - rate * DECAY).sub_(part.view_as(value), alpha=rate)
 
     def _adam(self, scale: float) -> None:
@@ -77,7 +83,8 @@ class Optimizer:
                 if name.endswith(("embed_tokens.weight", "shard_0.weight"))
                 else ADAM_RATE
             )
-            self.params[name].addcdiv_(m, root, value=-rate * scale / fix1)
+            rate *= scale * self.factor(name) / fix1
+            self.params[name].addcdiv_(m, root, value=-rate)
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on."""

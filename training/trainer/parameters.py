@@ -26,22 +26,22 @@ def create(c: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
         ROOT + "embed_tokens.weight": normal(c.vocab, c.hidden, std=0.1),
         "lm_head.weight": normal(c.vocab, c.hidden, std=0.02),
     }
-    _hyper(p, c, ROOT + "hyper_connection_mixer.", normal, inject=False)
+    hyper(p, c, ROOT + "hyper_connection_mixer.", normal, inject=False)
     for i, kind in enumerate(c.layer_kinds):
         at = f"{ROOT}layers.{i}."
         for site in ("attn", "mlp"):
-            _hyper(p, c, f"{at}{site}_hyper_connection.", normal, inject=True)
+            hyper(p, c, f"{at}{site}_hyper_connection.", normal, inject=True)
         if kind == "gdn":
             _gdn(p, c, at + "linear_attn.", normal, g)
         else:
-            _qsa(p, c, at + "self_attn.", normal)
-        _moe(p, c, at + "mlp.", normal)
+            qsa(p, c, at + "self_attn.", normal)
+        moe(p, c, at + "mlp.", normal)
         if c.ple is not None and c.ple.layer == i:
             _ple(p, c, at + "ple.", normal)
     return p
 
 
-def _hyper(p, c, at, normal, *, inject):  # type: ignore[no-untyped-def]
+def hyper(p, c, at, normal, *, inject):  # type: ignore[no-untyped-def]
     p[at + "hc_norm.weight"] = torch.zeros(c.wide)
     p[at + "input_mix_weight_down.weight"] = normal(c.stream_rank, c.wide)
     p[at + "input_mix_weight_up.weight"] = normal(c.wide, c.stream_rank, std=0.02)
@@ -63,7 +63,7 @@ def _gdn(p, c, at, normal, g):  # type: ignore[no-untyped-def]
     p[at + "out_proj.weight"] = normal(c.hidden, values, std=0.2 / math.sqrt(values))
 
 
-def _qsa(p, c, at, normal):  # type: ignore[no-untyped-def]
+def qsa(p, c, at, normal):  # type: ignore[no-untyped-def]
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     p[at + "q_proj.weight"] = normal(2 * q, c.hidden)
     p[at + "k_proj.weight"] = normal(kv, c.hidden)
@@ -76,7 +76,7 @@ def _qsa(p, c, at, normal):  # type: ignore[no-untyped-def]
     p[at + "indexer.k_layernorm.weight"] = torch.zeros(c.index_dim)
 
 
-def _moe(p, c, at, normal):  # type: ignore[no-untyped-def]
+def moe(p, c, at, normal):  # type: ignore[no-untyped-def]
     p[at + "gate.weight"] = normal(c.experts, c.hidden, std=0.02)
     p[at + "experts.gate_up_proj"] = normal(c.experts, 2 * c.expert_width, c.hidden)
     p[at + "experts.down_proj"] = normal(

@@ -1,4 +1,4 @@
-"""python -m training.trainer.run --phases start:300,main:3000 --state DIR --out DIR [--fast] …
+"""python -m training.trainer.run --phases start:300,main:2180 --state DIR --out DIR [--fast] …
 
 Kept free of torch at import, because data workers import the main module.
 """
@@ -11,11 +11,13 @@ from pathlib import Path
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train civetta-nano; goes on from --state.")
-    parser.add_argument("--phases", default="start:300,main:1000000", help="phase:until-step,…")
+    parser.add_argument("--phases", default="start:300,main:2180", help="phase:until-step,…")
     parser.add_argument("--state", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--out", type=Path, required=True, help="folder of weights and log")
-    parser.add_argument("--seconds", type=float, default=480.0, help="stop training after")
-    parser.add_argument("--decay-from", type=float, default=1.0, help="share of the time")
+    parser.add_argument(
+        "--pause-s", type=float, help="save the state and stop after, to go on later"
+    )
+    parser.add_argument("--decay-from", type=int, help="step from which the rate falls to the end")
     parser.add_argument("--sparse-from", type=int, default=600, help="step of sparse attention")
     parser.add_argument("--workers", type=int, default=13)
     parser.add_argument("--tokens", type=int, default=65536, help="tokens of a batch")

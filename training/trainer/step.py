@@ -33,11 +33,21 @@ def forward_rows(
     sparse: bool,
     learn: bool,
     ngram_NH: Tensor | None = None,
+    positions_B3T: Tensor | None = None,
+    images: tuple[Tensor, Tensor] | None = None,
 ) -> Rows:
     """What the layers need of a batch; hashes it unless that was done elsewhere."""
     if ngram_NH is None:
         ngram_NH = torch.from_numpy(ngram_rows(c, ids_BT.cpu().numpy())).to(ids_BT.device)
-    return Rows(segment_BT=segment_BT, ngram_NH=ngram_NH, dtype=dtype, sparse=sparse, learn=learn)
+    return Rows(
+        segment_BT=segment_BT,
+        ngram_NH=ngram_NH,
+        dtype=dtype,
+        sparse=sparse,
+        learn=learn,
+        positions_B3T=positions_B3T,
+        images=images,
+    )
 
 
 def logits_of(p: Params, h_ND: Tensor) -> Tensor:

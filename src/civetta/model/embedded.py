@@ -1,6 +1,6 @@
-"""Where the model lies that the package carries: civetta-nano, text only in this version.
+"""Where the model lies that the package carries: civetta-nano, with its sidecars beside it.
 
-How it was made, from what, and what it can do: training/README.md.
+What it can do, and how it was made and from what: docs/nano.md.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from pathlib import Path
 from civetta.errors import CheckpointNotFound
 
 MODEL_ID = "civetta-nano"
-FOLDER = Path(__file__).with_name("nano")
+FILE = Path(__file__).with_name("nano") / "civetta-nano-Q8_0.gguf"
 
 
 def embedded_model_path() -> Path:
-    """The Hugging Face folder of the embedded model; raises CheckpointNotFound without it."""
-    if not (FOLDER / "model.safetensors").exists():
+    """The GGUF file of the embedded model; draft head and vision tower lie in the same folder.
+
+    Raises CheckpointNotFound when the installation has none.
+    """
+    if not FILE.exists():
         raise CheckpointNotFound(
             "This installation has no embedded model; name one with -m or install civetta again."
         )
-    return FOLDER
+    return FILE
