@@ -7,7 +7,8 @@ How the loop uses it, per request:
     while not restore.advance(): ...           RAM: True at once. Disk: False while bytes arrive,
                                                other requests go on meanwhile
     restore.tokens                             prompt tokens that need no work; may be fewer than
-                                               `point.cached_tokens` when a stored byte was bad
+                                               `point.cached_tokens` when a stored byte was bad;
+                                               that state is gone then, `find` has the next best
     ... prefill from there, but let a launch end at every position of `point.keep_at` ...
     cache.keep(session, KeepKind.PROMPT, images)   at each of them, and at the prompt's end
     cache.keep(session, KeepKind.REPLY, images)    when the reply ends, also when it was cut off

@@ -7,18 +7,22 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from civetta import __version__
+from civetta.cache.fingerprint import model_fingerprint
+from civetta.cache.setup import build_cache, plan_cache
 from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
 from civetta.engine.engine import Engine
 from civetta.engine.memory import MemoryNeeds, available_host_bytes, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
-from civetta.errors import TokenizerError, UsageError
+from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
 from civetta.kernels.select import select
 from civetta.log import log_event
 from civetta.model.bind_gguf import TABLE
@@ -30,11 +34,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from civetta.cache.setup import CachePlan
     from civetta.engine.memory import MemoryPlan
     from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
-    from civetta.options import Settings
-    from civetta.state.session import Session
+    from civetta.options import CacheOptions, Settings
+    from civetta.state.session import Session, SessionStore
 
 DTYPES = {"auto": torch.float32, "f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -44,13 +49,8 @@ _log = logging.getLogger(__name__)
 class TrunkModel:
     """The trunk and its session store as the step loop sees them."""
 
-    def __init__(self, trunk: Trunk, plan: MemoryPlan) -> None:
-        self._trunk = trunk
-        self._store = trunk.store(
-            sessions=plan.needs.sessions,
-            context_tokens=plan.needs.context_tokens,
-            pages=plan.pages,
-        )
+    def __init__(self, trunk: Trunk, store: SessionStore) -> None:
+        self._trunk, self._store = trunk, store
 
     @property
     def pages_total(self) -> int:
@@ -122,7 +122,7 @@ def load_engine(settings: Settings) -> Engine:
         weights_bytes=_weight_bytes(checked),
         mapped=True,
     )
-    plan = plan_memory(needs, available_bytes=available_host_bytes())
+    kept, plan = _divide(needs, settings.cache, available_host_bytes())
     tell(plan)
     embedded = settings.model.model is None
     info = ModelInfo(
@@ -137,9 +137,22 @@ def load_engine(settings: Settings) -> Engine:
         created_s=int(time.time()),
         has_tokenizer=loaded.tokenizer is not None,
     )
+    store = loaded.trunk.store(
+        sessions=needs.sessions,
+        context_tokens=needs.context_tokens,
+        pages=plan.pages + kept.spare_pages,
+    )
+    cache = build_cache(
+        settings.cache,
+        kept,
+        store,
+        model=partial(_fingerprint, loaded),
+        boundary_ids=_message_starts(loaded.tokenizer),
+    )
     return Engine(
-        TrunkModel(loaded.trunk, plan),
+        TrunkModel(loaded.trunk, store),
         info,
+        cache=cache,
         tokenizer=loaded.tokenizer,
         template=loaded.template,
         options=settings.engine,
@@ -169,6 +182,45 @@ def read_text_side(checked: CheckedModel) -> tuple[Tokenizer | None, ChatTemplat
             f" {checked.config.vocab}; the files do not belong together"
         )
     return tokenizer, ChatTemplate.from_folder(checkpoint.path, named_tokens=tokenizer.named_tokens)
+
+
+def _divide(
+    needs: MemoryNeeds, options: CacheOptions, available_bytes: int
+) -> tuple[CachePlan, MemoryPlan]:
+    """Memory for the cache: what the options ask for, or a share of what sessions leave."""
+    left = plan_memory(needs, available_bytes=available_bytes).left_bytes
+    kept = plan_cache(options, needs.sizes.page_bytes, available_bytes=max(left, 0))
+    plan = plan_memory(
+        needs, available_bytes=available_bytes, cache_bytes=kept.ram_budget_bytes
+    )
+    return kept, plan
+
+
+def _fingerprint(loaded: LoadedTrunk) -> str:
+    """Names all that a stored state's bits depend on. Raises CheckpointNotFound."""
+    trunk, checked = loaded.trunk, loaded.checked
+    facts = {
+        "civetta": __version__,
+        "config": checked.config,
+        "dtype": trunk.dtype,
+        "ops": trunk.ops.name,
+        "draft_head": trunk.head is not None,
+        "torch": str(torch.__version__),
+    }
+    try:
+        return model_fingerprint(checked.checkpoint.files, facts)
+    except OSError as error:
+        raise CheckpointNotFound(
+            f"The model's files changed while they were loaded: {error}; start again."
+        ) from error
+
+
+def _message_starts(tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The token that every message begins with, if the tokenizer has it."""
+    if tokenizer is None:
+        return ()
+    ids = tokenizer.encode("<|im_start|>")
+    return tuple(ids) if len(ids) == 1 else ()
 
 
 def _context(asked: int, native: int) -> int:

@@ -70,6 +70,7 @@ class Trunk:
             sessions=sessions,
             context_tokens=context_tokens,
             dtype=self.dtype,
+            spare_pages=spare_pages,
         )
 
     def forward(self, session: Session, ids: Sequence[int], rows: Rows = "last") -> Tensor:
