@@ -21,6 +21,7 @@ import torch
 
 from civetta.cache.protocol import KeepKind
 from civetta.cache.setup import build_cache, plan_cache
+from civetta.kernels.ops import PAGE_TOKENS
 from civetta.kernels.select import select
 from civetta.model.build import load_trunk
 from civetta.model.embedded import embedded_model_path
@@ -31,9 +32,13 @@ class Bench:
     def __init__(self, trunk, tokens, folder=None):
         self.trunk = trunk
         options = CacheOptions(cache_ram_bytes=4 << 30, cache_disk=folder)
-        plan = plan_cache(options, trunk.page_bytes)
+        page_bytes = trunk.state_shape.pages.page_bytes(trunk.dtype)
+        plan = plan_cache(options, page_bytes, available_bytes=0)
+        context_tokens = tokens + 512
         self.store = trunk.store(
-            sessions=2, context_tokens=tokens + 512, spare_pages=plan.spare_pages
+            sessions=1,
+            context_tokens=context_tokens,
+            pages=context_tokens // PAGE_TOKENS + 1 + plan.spare_pages,
         )
         self.cache = build_cache(options, plan, self.store, model=lambda: "ab" * 32)
 

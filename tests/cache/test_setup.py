@@ -28,7 +28,9 @@ def test_the_budget_is_asked_for_or_half_of_what_is_free():
 def test_off_keeps_nothing(tiny_trunk):
     store = tiny_trunk.store(sessions=1, context_tokens=128)
     options = CacheOptions(cache="off")
-    cache = build_cache(options, plan_cache(options, 1, available_bytes=0), store, model=lambda: MODEL)
+    cache = build_cache(
+        options, plan_cache(options, 1, available_bytes=0), store, model=lambda: MODEL
+    )
     assert isinstance(cache, NoCache)
     session = store.open()
     point = cache.find([1, 2, 3])

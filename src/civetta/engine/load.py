@@ -190,9 +190,7 @@ def _divide(
     """Memory for the cache: what the options ask for, or a share of what sessions leave."""
     left = plan_memory(needs, available_bytes=available_bytes).left_bytes
     kept = plan_cache(options, needs.sizes.page_bytes, available_bytes=max(left, 0))
-    plan = plan_memory(
-        needs, available_bytes=available_bytes, cache_bytes=kept.ram_budget_bytes
-    )
+    plan = plan_memory(needs, available_bytes=available_bytes, cache_bytes=kept.ram_budget_bytes)
     return kept, plan
 
 

@@ -70,7 +70,6 @@ class Trunk:
             sessions=sessions,
             context_tokens=context_tokens,
             dtype=self.dtype,
-            spare_pages=spare_pages,
         )
 
     def forward(self, session: Session, ids: Sequence[int], rows: Rows = "last") -> Tensor:
