@@ -6,6 +6,7 @@ being written. The index says which entries help with a prompt, policy.py which 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from civetta.cache.policy import KeepPolicy, Kept, eviction_order, keep_points
 from civetta.cache.protocol import CacheStats, MissReason, RestorePoint, Tier
 from civetta.cache.ram import RamTier
 from civetta.cache.restore import DiskRestore, RamRestore
+from civetta.log import log_event
 from civetta.state.recurrent import REWIND_ROWS
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from civetta.state.session import Session
     from civetta.state.snapshot import Snapshot
 
+_log = logging.getLogger(__name__)
 FEW_TOKENS = 16
 """A common start that is shorter says nothing: every prompt begins alike."""
 
@@ -170,7 +173,7 @@ class Continuation:
 
     # ---- keeping -------------------------------------------------------------------------------
 
-    def keep(self, session: Session, kind: KeepKind, images: Sequence[ImageMark] = ()) -> bool:  # noqa: ARG002
+    def keep(self, session: Session, kind: KeepKind, images: Sequence[ImageMark] = ()) -> bool:
         """Keep the session's state as it is now; see the protocol."""
         self._collect()
         if not session.position:
@@ -189,6 +192,14 @@ class Continuation:
         kept = self._fit(entry)
         self._totals.kept += kept
         self._totals.refused += not kept
+        log_event(
+            _log,
+            logging.DEBUG,
+            "cache_kept" if kept else "cache_refused",
+            kind=kind,
+            tokens=session.position,
+            ram_bytes=self._ram.nbytes,
+        )
         if kept and self._behind is not None:
             self._behind.offer(entry)
         return kept
@@ -343,6 +354,7 @@ class Continuation:
         """Write what is worth it for at most `drain_s` seconds, then let go of everything."""
         for restore in list(self._restores):
             restore.cancel()
+            restore.join()
         if self._behind is not None:
             self._behind.close(drain_s=drain_s)
         for number in self._ram.entries():

@@ -53,7 +53,7 @@ class Tier(StrEnum):
 
 
 class KeepKind(StrEnum):
-    """Why a state is kept; decides what goes first when room is short."""
+    """Why a state is kept; for the log. What goes first is decided by what it is worth."""
 
     PROMPT = "prompt"  # at a position of `keep_at`, or at the prompt's end
     REPLY = "reply"  # at the end of a reply, whole or cut off

@@ -74,10 +74,13 @@ class _Reader:
             self._changed.wait_for(lambda: self._pieces or self._stopped, timeout_s)
 
     def stop(self) -> None:
+        """Read no further; does not wait for the read that is under way."""
         with self._changed:
             self._stopped = True
             self._pieces.clear()
             self._changed.notify_all()
+
+    def join(self) -> None:
         self._thread.join()
 
     def _put(self, piece: SmallState | bytes | Exception | None) -> bool:
@@ -98,7 +101,8 @@ class _Reader:
                     return
             self._put(None)
         except (OSError, BadEntry) as error:
-            self._disk.drop_damaged(self._key, error)
+            if not self._stopped:  # an entry that nobody waits for may have gone by rights
+                self._disk.drop_damaged(self._key, error)
             self._put(error)
         except Exception as error:  # noqa: BLE001 - a thread's root: handed to the step thread
             _log.exception("cache_read_failed")
@@ -163,6 +167,10 @@ class DiskRestore:
         """Stop reading and give the pages back; idempotent."""
         if not self._over:
             self._end(None)
+
+    def join(self) -> None:
+        """Wait until the reading thread has ended; after `cancel`."""
+        self._reader.join()
 
     def _put_pages(self, data: bytes) -> None:
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
