@@ -371,7 +371,7 @@ def test_short_prompts_share_one_launch_and_a_long_one_gets_the_rest():
 def test_a_step_never_takes_more_than_its_budget_whatever_is_kept():
     taken = []
     bench = Bench(FakeModel(babble), batch=64, chunk=16)
-    bench.submit([5], max_tokens=200)
+    bench.submit([5], max_tokens=200, ignore_eos=True)
     bench.step(2)
     bench.submit(LONG, max_tokens=2)
     for _ in range(60):
