@@ -60,6 +60,8 @@ def render() -> str:
         assert command is not None, "the table names it"
         parts.append(f"## civetta {name}\n\n{entry.summary}\n")
         parts.append(_block(f"civetta {name}", command))
+        if isinstance(command, click.Group):
+            parts += [_block(f"civetta {name} {n}", c) for n, c in command.commands.items()]
     rows = "".join(_row(name) for topic in TOPICS for name in _names(topic))
     return "\n".join(parts) + "\n" + CONFIGURATION + rows
 

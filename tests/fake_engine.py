@@ -132,6 +132,8 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
+        for cancelled in list(self._cancelled.values()):
+            cancelled.set()
 
     def _run(self, request: GenerateRequest, outbox: Outbox, cancelled: threading.Event) -> None:
         try:

@@ -18,6 +18,7 @@ from civetta.errors import UsageError
 from civetta.options import (
     INT_MAX,
     TOPICS,
+    CacheOptions,
     EngineOptions,
     LogOptions,
     ModelOptions,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from civetta.options import Setting
 
 __all__ = [
+    "CacheOptions",
     "EngineOptions",
     "LogOptions",
     "ModelOptions",

@@ -27,6 +27,7 @@ CivettaError
 ├── RequestAborted             somebody ended the request by its id                   (HTTP 499)
 ├── RequestTimeout             --request-timeout-ms ran out                           (HTTP 504)
 ├── ListenError                the server cannot listen on its address                (exit 1)
+├── CacheUnusable              the folder of --cache-disk cannot be used               (exit 1)
 ├── DeviceError                the device is absent, lost or too small
 ├── ReadFailed                 a read of model data failed while serving              (HTTP 500)
 ├── LogitsInvalid              the model computed NaN or infinity                     (HTTP 500)
@@ -242,6 +243,12 @@ class ListenError(CivettaError):
     """The server cannot listen on its address."""
 
     code = "cannot_listen"
+
+
+class CacheUnusable(CivettaError):
+    """The folder of the disk cache cannot be opened, or another process uses it."""
+
+    code = "cache_unusable"
 
 
 class DeviceError(CivettaError):

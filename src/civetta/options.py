@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 SEED_MAX = 2**64 - 1
 INT_MAX = 2**31 - 1
+BYTES_MAX = 2**50
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -237,6 +238,38 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """How much is kept for requests that begin like earlier ones; never changes a reply."""
+
+    cache: str = _setting(
+        "on",
+        "--cache MODE",
+        "Keep states of prompts and replies for later requests.",
+        choices=("on", "off"),
+    )
+    cache_ram_bytes: int = _setting(
+        0,
+        "--cache-ram-bytes BYTES",
+        "Memory for kept states; 0 is half of what is free, at most 32 GiB.",
+        low=0,
+        high=BYTES_MAX,
+    )
+    cache_disk: str | None = _setting(
+        None,
+        "--cache-disk DIR",
+        "Folder for states that outlive the process; left out, none do.",
+        expects="a path",
+    )
+    cache_disk_bytes: int = _setting(
+        8 << 30,
+        "--cache-disk-bytes BYTES",
+        "Most that the folder may take.",
+        low=1 << 20,
+        high=BYTES_MAX,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """How the HTTP server listens and what it accepts."""
 
@@ -317,6 +350,7 @@ class Settings:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     log: LogOptions = field(default_factory=LogOptions)
 
@@ -326,6 +360,7 @@ TOPICS: dict[str, type[Any]] = {
     "sampling": SamplingOptions,
     "reasoning": ReasoningOptions,
     "engine": EngineOptions,
+    "cache": CacheOptions,
     "server": ServerOptions,
     "log": LogOptions,
 }

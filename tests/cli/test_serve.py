@@ -151,6 +151,35 @@ def test_sigterm_lets_a_running_reply_end():
         assert "ENDED stop" in serving.lines
 
 
+def test_a_reply_that_outlasts_the_drain_is_cut_off_and_told():
+    flags = ("--drain-timeout", "0.3")
+    with Serving(*flags, reply="y" * 100_000, token_s=0.002) as serving:
+        url = f"{serving.url}/v1/completions"
+        with httpx2.stream("POST", url, json={"prompt": "x", "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            serving.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert json.loads(rest[-1][6:])["error"]["code"] == "not_ready"
+        assert serving.end() == 0
+        assert "ENDED cancelled" in serving.lines
+        assert not [line for line in serving.lines if "Traceback" in line]
+
+
+def test_delete_ends_a_request_from_another_connection():
+    with Serving(reply="y" * 100_000, token_s=0.002) as serving:
+        url = f"{serving.url}/v1/completions"
+        with httpx2.stream("POST", url, json={"prompt": "x", "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            request_id = response.headers["x-request-id"]
+            deleted = httpx2.delete(f"{serving.url}/v1/requests/{request_id}")
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert deleted.json()["aborted"]
+        assert json.loads(rest[-1][6:])["error"]["code"] == "request_aborted"
+        assert serving.end(signal.SIGTERM) == 0
+
+
 def test_ctrl_c_ends_with_130():
     with Serving() as serving:
         assert serving.url

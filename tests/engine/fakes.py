@@ -81,6 +81,9 @@ class FakeSession:
     def position(self):
         return len(self.ids)
 
+    def pages_needed(self, tokens):
+        return -(-(self.position + tokens) // PAGE_TOKENS) - len(self.pages)
+
     def reserve(self, tokens):
         assert not self.closed
         self.model.on_reserve(self, tokens)

@@ -47,8 +47,9 @@ def engine_of(trunk, *, pages=None, cache=None, **options):
     )
     available = MARGIN_BYTES + (pages or needs.whole_pages)
     plan = plan_memory(needs, available_bytes=available)
+    store = trunk.store(sessions=options.sessions, context_tokens=CONTEXT, pages=plan.pages)
     return Engine(
-        TrunkModel(trunk, plan),
+        TrunkModel(trunk, store),
         replace(info(CONTEXT), vocab_size=trunk.config.vocab),
         tokenizer=None,
         template=None,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from civetta.cache.off import NoCache
 from civetta.cache.protocol import KeepKind
 from civetta.decode.stream import TokenText
 from civetta.engine.loop import HEADROOM_TOKENS, LoopLimits, StepLoop
@@ -344,6 +345,41 @@ def test_followers_of_a_leader_that_does_not_deliver_go_on_alone(way):
     if way == "fault":
         with pytest.raises(ReadFailed):
             read(first)
+
+
+# ---- launches --------------------------------------------------------------------------------
+
+
+def test_replies_under_way_share_one_launch():
+    bench = Bench(FakeModel(lambda ids: 97), cache=NoCache())
+    for token in (1, 2, 3):
+        bench.submit([token], max_tokens=50)
+    bench.step(2)
+    bench.model.launches.clear()
+    bench.step(5)
+    assert bench.model.launches == [[1, 1, 1]] * 5
+
+
+def test_short_prompts_share_one_launch_and_a_long_one_gets_the_rest():
+    bench = Bench(FakeModel(lambda ids: 97), batch=100, cache=NoCache())
+    for token, length in ((1, 20), (2, 300), (3, 30)):
+        bench.submit([token] * length, max_tokens=9, client_id=str(token))
+    bench.step(2)
+    assert bench.model.launches == [[20, 30, 50]]
+
+
+def test_a_step_never_takes_more_than_its_budget_whatever_is_kept():
+    taken = []
+    bench = Bench(FakeModel(babble), batch=64, chunk=16)
+    bench.submit([5], max_tokens=200, ignore_eos=True)
+    bench.step(2)
+    bench.submit(LONG, max_tokens=2)
+    for _ in range(60):
+        before = len(bench.model.launches)
+        bench.step()
+        rows = [n for launch in bench.model.launches[before:] for n in launch if n > 1]
+        taken.append(sum(rows))
+    assert 12 <= max(taken) <= 16
 
 
 # ---- pages -----------------------------------------------------------------------------------

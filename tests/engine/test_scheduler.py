@@ -208,7 +208,7 @@ moves = st.tuples(
 
 
 @given(budgets, st.lists(moves, max_size=60))
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=2000, deadline=None)
 def test_any_schedule_keeps_its_budgets_and_comes_to_an_end(budget, played):
     """Arrivals, cancellations and evictions in any order; then everything left is served."""
     world = World(budget)

@@ -7,7 +7,8 @@ How the loop uses it, per request:
     while not restore.advance(): ...           RAM: True at once. Disk: False while bytes arrive,
                                                other requests go on meanwhile
     restore.tokens                             prompt tokens that need no work; may be fewer than
-                                               `point.cached_tokens` when a stored byte was bad
+                                               `point.cached_tokens` when a stored byte was bad;
+                                               that state is gone then, `find` has the next best
     ... prefill from there, but let a launch end at every position of `point.keep_at` ...
     cache.keep(session, KeepKind.PROMPT, images)   at each of them, and at the prompt's end
     cache.keep(session, KeepKind.REPLY, images)    when the reply ends, also when it was cut off
@@ -52,7 +53,7 @@ class Tier(StrEnum):
 
 
 class KeepKind(StrEnum):
-    """Why a state is kept; decides what goes first when room is short."""
+    """Why a state is kept; for the log. What goes first is decided by what it is worth."""
 
     PROMPT = "prompt"  # at a position of `keep_at`, or at the prompt's end
     REPLY = "reply"  # at the end of a reply, whole or cut off

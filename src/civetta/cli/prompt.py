@@ -45,7 +45,7 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when it is done.")
 @settings_command(
-    "model", "sampling", "reasoning", "engine.prefill_batch", defaults={"max_tokens": 128}
+    "model", "sampling", "reasoning", "engine.prefill_batch", "cache", defaults={"max_tokens": 128}
 )
 def prompt(
     settings: Settings,

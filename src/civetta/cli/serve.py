@@ -26,7 +26,7 @@ from civetta.errors import ListenError, UsageError
 from civetta.log import log_event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from starlette.applications import Starlette
@@ -35,12 +35,15 @@ if TYPE_CHECKING:
     from civetta.options import ServerOptions, Settings
 
 EXIT_INTERRUPTED = 130
+TELL_S = 5
+"""After the drain: time to tell the clients of replies that were cut off."""
+
 _log = logging.getLogger("civetta.serve")
 
 
 @click.command(short_help="Serve the OpenAI HTTP API.")
 @click.argument("service", default="llm", metavar="[llm]")
-@settings_command("model", "sampling", "reasoning", "engine", "server", log_level="info")
+@settings_command("model", "sampling", "reasoning", "engine", "cache", "server", log_level="info")
 def serve(settings: Settings, service: str) -> int:
     """Serve the OpenAI HTTP API: chat completions, completions, models, health, metrics.
 
@@ -82,6 +85,13 @@ def listen(options: ServerOptions) -> socket.socket:
 def run_server(settings: Settings, listener: socket.socket) -> int:
     """Load the model while answering health checks, then serve; returns the exit status."""
     app = build_app(None, settings)
+    drain_s = settings.server.drain_timeout
+
+    def cut_off() -> None:
+        loader.close()
+
+    drain = threading.Timer(drain_s, cut_off)
+    drain.daemon = True
     server = Server(
         uvicorn.Config(
             app,
@@ -89,8 +99,9 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
             access_log=False,
             lifespan="off",
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=math.ceil(settings.server.drain_timeout),
-        )
+            timeout_graceful_shutdown=math.ceil(drain_s) + TELL_S,
+        ),
+        on_exit=drain.start,
     )
     _adopt_uvicorn_log()
     url = base_url(listener)
@@ -100,6 +111,7 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
     try:
         server.run(sockets=[listener])
     finally:
+        drain.cancel()
         loader.close()
     if loader.error is not None:
         raise loader.error
@@ -109,9 +121,10 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
 class Server(uvicorn.Server):
     """uvicorn, remembering the signals it got instead of raising them again at the end."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, *, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
         self.signals: list[int] = []
+        self._on_exit = on_exit
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,8 +138,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain; a second signal ends it."""
-        if self.should_exit:
+        if self.signals:
             self.force_exit = True
+        else:
+            self._on_exit()
         self.signals.append(sig)
         super().handle_exit(sig, frame)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from civetta.errors import EngineBusy
-from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.inputs import Piece
 
 if TYPE_CHECKING:
@@ -59,9 +58,8 @@ class Launcher:
             try:
                 job.session.reserve(n_tokens)
             except EngineBusy:
-                session = job.session
-                total = -(-(session.position + n_tokens) // PAGE_TOKENS)
-                if not self._cache.make_room(total - len(session.pages)) and not self._put_back():
+                pages = job.session.pages_needed(n_tokens)
+                if not self._cache.make_room(pages) and not self._put_back():
                     raise
             else:
                 return True

@@ -7,18 +7,22 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from civetta import __version__
+from civetta.cache.fingerprint import model_fingerprint
+from civetta.cache.setup import build_cache, plan_cache
 from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
 from civetta.engine.engine import Engine
 from civetta.engine.memory import MemoryNeeds, available_host_bytes, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
-from civetta.errors import TokenizerError, UsageError
+from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
 from civetta.kernels.select import resolve_device, select
 from civetta.log import log_event
 from civetta.model.bind_table import GGUF_TABLE
@@ -31,11 +35,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from civetta.cache.setup import CachePlan
     from civetta.engine.memory import MemoryPlan
     from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
-    from civetta.options import ModelOptions, Settings
-    from civetta.state.session import Session
+    from civetta.options import CacheOptions, ModelOptions, Settings
+    from civetta.state.session import Session, SessionStore
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -45,13 +50,8 @@ _log = logging.getLogger(__name__)
 class TrunkModel:
     """The trunk and its session store as the step loop sees them."""
 
-    def __init__(self, trunk: Trunk, plan: MemoryPlan) -> None:
-        self._trunk = trunk
-        self._store = trunk.store(
-            sessions=plan.needs.sessions,
-            context_tokens=plan.needs.context_tokens,
-            pages=plan.pages,
-        )
+    def __init__(self, trunk: Trunk, store: SessionStore) -> None:
+        self._trunk, self._store = trunk, store
 
     @property
     def pages_total(self) -> int:
@@ -134,7 +134,7 @@ def load_engine(settings: Settings) -> Engine:
         weights_bytes=_weight_bytes(checked),
         mapped=True,
     )
-    plan = plan_memory(needs, available_bytes=available_host_bytes())
+    kept, plan = _divide(needs, settings.cache, available_host_bytes())
     tell(plan)
     embedded = settings.model.model is None
     info = ModelInfo(
@@ -149,9 +149,22 @@ def load_engine(settings: Settings) -> Engine:
         created_s=int(time.time()),
         has_tokenizer=loaded.tokenizer is not None,
     )
+    store = loaded.trunk.store(
+        sessions=needs.sessions,
+        context_tokens=needs.context_tokens,
+        pages=plan.pages + kept.spare_pages,
+    )
+    cache = build_cache(
+        settings.cache,
+        kept,
+        store,
+        model=partial(_fingerprint, loaded),
+        boundary_ids=_message_starts(loaded.tokenizer),
+    )
     return Engine(
-        TrunkModel(loaded.trunk, plan),
+        TrunkModel(loaded.trunk, store),
         info,
+        cache=cache,
         tokenizer=loaded.tokenizer,
         template=loaded.template,
         options=settings.engine,
@@ -200,6 +213,43 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return DTYPES[name]
+
+
+def _divide(
+    needs: MemoryNeeds, options: CacheOptions, available_bytes: int
+) -> tuple[CachePlan, MemoryPlan]:
+    """Memory for the cache: what the options ask for, or a share of what sessions leave."""
+    left = plan_memory(needs, available_bytes=available_bytes).left_bytes
+    kept = plan_cache(options, needs.sizes.page_bytes, available_bytes=max(left, 0))
+    plan = plan_memory(needs, available_bytes=available_bytes, cache_bytes=kept.ram_budget_bytes)
+    return kept, plan
+
+
+def _fingerprint(loaded: LoadedTrunk) -> str:
+    """Names all that a stored state's bits depend on. Raises CheckpointNotFound."""
+    trunk, checked = loaded.trunk, loaded.checked
+    facts = {
+        "civetta": __version__,
+        "config": checked.config,
+        "dtype": trunk.dtype,
+        "ops": trunk.ops.name,
+        "draft_head": trunk.head is not None,
+        "torch": str(torch.__version__),
+    }
+    try:
+        return model_fingerprint(checked.checkpoint.files, facts)
+    except OSError as error:
+        raise CheckpointNotFound(
+            f"The model's files changed while they were loaded: {error}; start again."
+        ) from error
+
+
+def _message_starts(tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The token that every message begins with, if the tokenizer has it."""
+    if tokenizer is None:
+        return ()
+    ids = tokenizer.encode("<|im_start|>")
+    return tuple(ids) if len(ids) == 1 else ()
 
 
 def _context(asked: int, native: int) -> int:

@@ -30,6 +30,12 @@ class PageShape:
     index_dim: int
     index_ratio: int
 
+    def page_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one page."""
+        token = 2 * self.kv_heads * self.head_dim + self.index_dim
+        pooled = PAGE_TOKENS // self.index_ratio * self.index_dim
+        return self.layers * (PAGE_TOKENS * token + pooled) * dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPages:
@@ -64,7 +70,7 @@ class PagePool:
             for _ in range(shape.layers)
         )
 
-        self.page_bytes = sum(part[0].nbytes for part in self._parts()) if pages else 0
+        self.page_bytes = shape.page_bytes(dtype)
 
     @property
     def free_pages(self) -> int:

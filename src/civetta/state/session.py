@@ -79,6 +79,24 @@ class Session:
         lag = 0 if self.drafts is None else self.drafts.lag(self.position)
         return (self.position - lag) // PAGE_TOKENS
 
+    def pages_needed(self, tokens: int) -> int:
+        """Free pages that `reserve` takes: for new tokens, and for copies of shared pages.
+
+        Raises EngineBusy when the context is too short.
+        """
+        total = self.position + tokens
+        if total > self.limit:
+            raise EngineBusy(f"{total} tokens do not fit the context of {self.limit}")
+        if not tokens:
+            return 0
+        missing = max(-(-total // PAGE_TOKENS) - len(self.pages), 0)
+        return missing + len(self._shared_places())
+
+    def _shared_places(self) -> list[int]:
+        """Which of the pages that are still written into others hold too."""
+        open_places = range(self.settled_pages, len(self.pages))
+        return [i for i in open_places if self._pool.owners(self.pages[i]) > 1]
+
     def reserve(self, tokens: int) -> None:
         """Make the pages that `tokens` more tokens write into this session's own.
 
@@ -88,13 +106,10 @@ class Session:
         Raises EngineBusy, with nothing changed, when the pool or the context has no room.
         """
         assert not self._closed, "used a closed session"
-        total = self.position + tokens
-        if total > self.limit:
-            raise EngineBusy(f"{total} tokens do not fit the context of {self.limit}")
-        open_pages = range(self.settled_pages, len(self.pages)) if tokens else ()
-        shared = [i for i in open_pages if self._pool.owners(self.pages[i]) > 1]
-        missing = max(-(-total // PAGE_TOKENS) - len(self.pages), 0)
-        self._pool.require(len(shared) + missing)
+        needed = self.pages_needed(tokens)
+        self._pool.require(needed)
+        shared = self._shared_places() if tokens else []
+        missing = needed - len(shared)
         for i in shared:
             page = self.pages[i]
             self.pages[i] = self._pool.copy(page)

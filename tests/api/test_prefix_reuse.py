@@ -1,0 +1,228 @@
+"""Reports about prefix caches (cases.md A), over HTTP, on a small real model: reuse and exactness.
+
+Each reply is compared with the one of a server without a cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+
+import pytest
+
+from api.serving import app_of, http, request
+from civetta.engine.load import load_engine
+from civetta.model.tiny import write_tiny
+from civetta.options import CacheOptions, EngineOptions, ModelOptions, Settings
+
+pytestmark = pytest.mark.timeout(120)
+SYSTEM = {"role": "system", "content": "You are careful. " * 12}
+FACTS = "One fact after another is told here, and none of them matters. "
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet():
+    logger = logging.getLogger("civetta")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return ModelOptions(model=str(write_tiny(tmp_path_factory.mktemp("tiny"))), threads=1)
+
+
+@contextmanager
+def serving(model, **topics):
+    with load_engine(Settings(model=model, **topics)) as engine:
+        yield app_of(engine)
+
+
+@pytest.fixture
+def warm(model):
+    with serving(model, engine=EngineOptions(sessions=4)) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def cold(model):
+    with serving(model, cache=CacheOptions(cache="off")) as app:
+        yield app
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def body_of(messages, **fields):
+    return {
+        "messages": messages,
+        "max_tokens": 12,
+        "temperature": 0,
+        "chat_template_kwargs": {"enable_thinking": False},
+        **fields,
+    }
+
+
+def chat(app, messages, **fields):
+    response = request(app, "POST", "/v1/chat/completions", body=body_of(messages, **fields))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text_of(reply):
+    return reply["choices"][0]["message"]["content"]
+
+
+def cached(reply):
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def prompt_tokens(reply):
+    return reply["usage"]["prompt_tokens"]
+
+
+def assert_as_cold(reply, cold, messages, **fields):
+    assert text_of(reply) == text_of(chat(cold, messages, **fields))
+
+
+def test_a1_a_second_turn_reuses_all_of_the_first(warm, cold):
+    messages = [SYSTEM, user("First question.")]
+    first = chat(warm, messages)
+    turn = [*messages, assistant(text_of(first)), user("And now?")]
+    second = chat(warm, turn)
+    # the prompt's last tokens open the assistant's turn; all before them is the same text
+    assert cached(second) >= prompt_tokens(first) - 8
+    assert second["timings"]["cache_source"] == "ram"
+    assert second["timings"]["prompt_n"] == prompt_tokens(second) - cached(second)
+    assert_as_cold(second, cold, turn)
+
+
+def test_a2_short_prompts_are_reused_too(warm, cold):
+    messages = [user("Hi")]
+    first = chat(warm, messages)
+    assert prompt_tokens(first) < 64
+    turn = [*messages, assistant(text_of(first)), user("Yes?")]
+    second = chat(warm, turn)
+    assert cached(second) >= prompt_tokens(first) - 8
+    assert_as_cold(second, cold, turn)
+
+
+def test_a4_an_inserted_block_keeps_what_is_before_it(warm, cold):
+    blocks = [user(f"{letter} " + FACTS * 4) for letter in "AB"]
+    inserted = user("C " + FACTS * 4)
+    chat(warm, [SYSTEM, blocks[0], assistant("ok"), blocks[1]])
+    messages = [SYSTEM, blocks[0], assistant("ok"), inserted, assistant("ok"), blocks[1]]
+    reply = chat(warm, messages)
+    assert cached(reply) > 0
+    assert reply["timings"]["cache_miss_reason"] in ("diverged", "no_point")
+    assert reply["timings"]["cache_miss_token"] >= cached(reply)
+    assert_as_cold(reply, cold, messages)
+
+
+def test_a5_the_same_prompt_twice_and_a_prompt_that_ends_at_a_kept_state(warm, cold):
+    messages = [SYSTEM, user("Twice.")]
+    first = chat(warm, messages, logprobs=True, top_logprobs=3)
+    again = chat(warm, messages, logprobs=True, top_logprobs=3)
+    assert again["timings"]["prompt_n"] <= 1 + 8
+    assert text_of(first) == text_of(again)
+    assert first["choices"][0]["logprobs"] == again["choices"][0]["logprobs"]
+    ids = list(range(1, 181))
+    fields = {"max_tokens": 6, "temperature": 0, "logprobs": 2}
+    request(warm, "POST", "/v1/completions", body={"prompt": ids, **fields})
+    for length in (180, 179, 128, 64, 1):
+        body = {"prompt": ids[:length], **fields}
+        got = request(warm, "POST", "/v1/completions", body=body).json()
+        want = request(cold, "POST", "/v1/completions", body=body).json()
+        assert got["choices"] == want["choices"]
+        assert got["usage"]["prompt_tokens_details"]["cached_tokens"] < length
+
+
+@pytest.mark.parametrize("way", ["dropped", "dot"])
+def test_a10_an_interrupted_answer_keeps_the_state_before_it(way):
+    """With the embedded model's tokens: its opening of an answer is as short as the release's."""
+    messages = [user("Tell me much.")]
+
+    async def interrupt(app):
+        async with http(app) as client:
+            body = body_of(messages, stream=True, max_tokens=400)
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                lines = response.aiter_lines()
+                for _ in range(6):
+                    await anext(lines)
+
+    part = {"dropped": [], "dot": [assistant(".")]}[way]
+    turn = [*messages, *part, user("Go on.")]
+    embedded = ModelOptions(threads=1)
+    with serving(embedded) as app:
+        asyncio.run(interrupt(app))
+        reply = chat(app, turn, max_tokens=3)
+    with serving(embedded, cache=CacheOptions(cache="off")) as app:
+        first = prompt_tokens(chat(app, messages, max_tokens=1))
+        assert_as_cold(reply, app, turn, max_tokens=3)
+    assert cached(reply) >= first - 16
+
+
+def test_a14_agents_with_one_prefix_compute_it_once(warm, cold):
+    prefix = [{"role": "system", "content": FACTS * 16}]
+    tasks = [[*prefix, user(f"Task {number}")] for number in range(4)]
+
+    async def together():
+        async with http(warm) as client:
+            posts = [
+                client.post("/v1/chat/completions", json=body_of(messages), timeout=100)
+                for messages in tasks
+            ]
+            return [response.json() for response in await asyncio.gather(*posts)]
+
+    replies = asyncio.run(together())
+    shared = min(prompt_tokens(reply) for reply in replies) - 40
+    computed = sum(reply["timings"]["prompt_n"] for reply in replies)
+    assert shared > 256
+    assert computed <= shared + 4 * 80
+    for messages, reply in zip(tasks, replies, strict=True):
+        assert_as_cold(reply, cold, messages)
+
+
+def test_a15_the_state_from_before_a_tool_cycle_outlives_its_thoughts(warm, cold):
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}"},
+    }
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    fields = {
+        "tools": tools,
+        "chat_template_kwargs": {"enable_thinking": True, "preserve_thinking": False},
+    }
+    start = [SYSTEM, user("Look.")]
+    thought = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "I look. " * 10,
+        "tool_calls": [call],
+    }
+    cycle = [*start, thought, {"role": "tool", "tool_call_id": "c1", "content": "a wall"}]
+    before = chat(warm, start, **fields)
+    chat(warm, cycle, **fields)
+    after = [*cycle, assistant("A wall."), user("Thanks. And now?")]
+    reply = chat(warm, after, **fields)
+    assert cached(reply) >= prompt_tokens(before) - 24
+    assert_as_cold(reply, cold, after, **fields)
+
+
+def test_the_reply_is_the_same_with_and_without_looking_things_up(warm):
+    messages = [SYSTEM, user("Same?")]
+    chat(warm, messages)
+    hit, passed = chat(warm, messages), chat(warm, messages, cache_prompt=False)
+    assert cached(hit) > 0
+    assert cached(passed) == 0
+    assert passed["timings"]["cache_miss_reason"] == "disabled"
+    assert text_of(hit) == text_of(passed)
