@@ -127,6 +127,38 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionOptions:
+    """How images are read."""
+
+    mmproj: str | None = _setting(
+        None,
+        "--mmproj PATH",
+        "Vision sidecar (GGUF); left out, the one beside a GGUF model is taken; none does without.",
+        expects="a path, or none",
+    )
+    image_min_tokens: int = _setting(
+        0,
+        "--image-min-tokens N",
+        "Tokens an image has at least, by enlarging it; 0 is the model's own bound.",
+        low=0,
+        high=16_384,
+    )
+    image_max_tokens: int = _setting(
+        0,
+        "--image-max-tokens N",
+        "Tokens an image has at most, by shrinking it; 0 is the model's own bound.",
+        low=0,
+        high=65_536,
+    )
+    image_cache_mib: int = _setting(
+        256,
+        "--image-cache-mib MIB",
+        "RAM for what the vision tower made of images, so that none is encoded twice.",
+        low=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """Defaults for turning logits into tokens; None leaves a value to the model's preset."""
 
@@ -324,6 +356,11 @@ class ServerOptions:
         low=0,
         high=86_400,
     )
+    allow_image_urls: bool = _setting(
+        False,
+        "--allow-image-urls",
+        "Fetch images that requests name by https address, from public addresses only.",
+    )
     unknown_fields: str = _setting(
         "error",
         "--unknown-fields MODE",
@@ -356,6 +393,7 @@ class Settings:
     """All topics, resolved and checked; built by `config.load_settings`."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
+    vision: VisionOptions = field(default_factory=VisionOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -366,6 +404,7 @@ class Settings:
 
 TOPICS: dict[str, type[Any]] = {
     "model": ModelOptions,
+    "vision": VisionOptions,
     "sampling": SamplingOptions,
     "reasoning": ReasoningOptions,
     "engine": EngineOptions,

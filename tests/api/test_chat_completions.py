@@ -34,6 +34,10 @@ def user(content, **more):
     return {"messages": [{"role": "user", "content": content, **more}]}
 
 
+def image(url, **more):
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
 def ask(engine, *, topics=None, **body):
     body = {"messages": [USER], **body}
     return request(app_of(engine, **(topics or {})), "POST", "/v1/chat/completions", body=body)
@@ -312,7 +316,10 @@ def test_progress_on_request():
         ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         (user(5), "messages[0].content"),
         (user([{"type": "text"}]), "messages[0].content[0].text"),
-        (user([{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0]"),
+        (user([{"type": "input_audio", "input_audio": {}}]), "messages[0].content[0]"),
+        (user([{"type": "image_url"}]), "messages[0].content[0].image_url"),
+        (user([image("x")]), "messages[0].content[0].image_url.url"),
+        (user([image("data:,", detail="low")]), "messages[0].content[0].image_url.detail"),
         (user("x", cache_control={}), "messages[0].cache_control"),
         ({"messages": [USER, {"role": "assistant", "refusal": "no"}]}, "messages[1].refusal"),
         ({"n": 2}, "n"),

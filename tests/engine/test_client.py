@@ -212,7 +212,7 @@ def test_users_cannot_write_control_tokens():
         assert ids.count(IM_END) == desk.client.prepare(twin).request.prompt_ids.count(IM_END)
 
 
-def test_images_are_refused_for_now():
+def test_images_are_refused_by_a_model_without_a_tower():
     conversation = Conversation(
         messages=(Message(role="user", parts=(ImagePart(digest="d"),)), text_message("user", "x"))
     )

@@ -37,7 +37,9 @@ async def chat_completions(request: Request) -> Delivery[ReplyEvent]:
     fields.check()
     if fields.model is not None:
         check_model(request, fields.model)
-    conversation, unused = conversation_of(fields)
+    conversation, unused = conversation_of(
+        fields, allow_image_urls=settings.server.allow_image_urls
+    )
     options = reply_options(fields, settings, request)
     client = ChatClient(engine, server=server_overrides(settings.sampling))
     encoder = ChatEncoder(

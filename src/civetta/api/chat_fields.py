@@ -8,22 +8,30 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import msgspec
 
 from civetta.api.fields import SharedFields, logprobs_in_range, neutral, refuse
+from civetta.api.image_fields import ImageParts
 from civetta.chat.message import Conversation, Message, TextPart, ToolCall, ToolSpec
 from civetta.chat.template import TemplateOptions
 from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
-    from civetta.chat.message import Role
+    from civetta.chat.message import ImagePart, Part, Role
     from civetta.options import ReasoningOptions
 
 
+class ImageUrlFields(msgspec.Struct, kw_only=True):
+    """The inner object of an image part."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message's content; text is the kind that is read."""
+    """One part of a message's content; text and image_url are the kinds that are read."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
+    image_url: ImageUrlFields | str | None = None
     input_audio: Any = None
     file: Any = None
     video_url: Any = None
@@ -167,10 +175,13 @@ class ChatFields(SharedFields, kw_only=True):
         return logprobs_in_range("top_logprobs", self.top_logprobs or 0)
 
 
-def conversation_of(fields: ChatFields) -> tuple[Conversation, list[str]]:
+def conversation_of(
+    fields: ChatFields, *, allow_image_urls: bool = False
+) -> tuple[Conversation, list[str]]:
     """The conversation, and the paths of fields that have no effect on it.
 
-    Raises RequestInvalid for parts, tools or choices that are not supported.
+    Images are numbered through the conversation; https addresses are taken with
+    `allow_image_urls`. Raises RequestInvalid for parts, tools or choices that are not supported.
     """
     unused = [
         f"messages[{index}].name"
@@ -179,8 +190,10 @@ def conversation_of(fields: ChatFields) -> tuple[Conversation, list[str]]:
     ]
     if fields.thinking is not None and fields.thinking.budget_tokens is not None:
         unused.append("thinking.budget_tokens")
+    images = ImageParts(allow_urls=allow_image_urls)
     messages = tuple(
-        _message(message, f"messages[{index}]") for index, message in enumerate(fields.messages)
+        _message(message, f"messages[{index}]", images)
+        for index, message in enumerate(fields.messages)
     )
     return Conversation(messages=messages, tools=_tools(fields)), unused
 
@@ -220,7 +233,7 @@ def template_options(fields: ChatFields, server: ReasoningOptions) -> TemplateOp
     )
 
 
-def _message(fields: MessageFields, path: str) -> Message:
+def _message(fields: MessageFields, path: str, images: ImageParts) -> Message:
     if fields.refusal is not None or fields.audio is not None or fields.function_call is not None:
         name = next(
             key for key in ("refusal", "audio", "function_call") if getattr(fields, key) is not None
@@ -233,7 +246,7 @@ def _message(fields: MessageFields, path: str) -> Message:
     )
     return Message(
         role=cast("Role", fields.role),  # normalise() refuses any other
-        parts=_parts(fields.content, path),
+        parts=_parts(fields.content, path, images),
         reasoning=reasoning,
         tool_calls=tuple(
             _call(call, f"{path}.tool_calls[{index}]")
@@ -243,20 +256,35 @@ def _message(fields: MessageFields, path: str) -> Message:
     )
 
 
-def _parts(content: str | list[ContentPart] | None, path: str) -> tuple[TextPart, ...]:
+def _parts(
+    content: str | list[ContentPart] | None, path: str, images: ImageParts
+) -> tuple[Part, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(text=content),)
-    parts = []
+    parts: list[Part] = []
     for index, part in enumerate(content):
         place = f"{path}.content[{index}]"
+        if part.type == "image_url":
+            parts.append(_image(part.image_url, f"{place}.image_url", images))
+            continue
         if part.type != "text":
-            refuse(place, f"parts of type {part.type[:40]!r} are not supported, only text is")
+            refuse(
+                place, f"parts of type {part.type[:40]!r} are not supported, text and image_url are"
+            )
         if part.text is None:
             raise RequestInvalid(f"The field {place}.text is required.", param=f"{place}.text")
         parts.append(TextPart(text=part.text))
     return tuple(parts)
+
+
+def _image(value: ImageUrlFields | str | None, place: str, images: ImageParts) -> ImagePart:
+    if value is None:
+        _missing(place)
+    if isinstance(value, str):
+        return images.take(value, place)
+    return images.take(value.url, f"{place}.url", detail=value.detail)
 
 
 def _call(call: CallFields, path: str) -> ToolCall:

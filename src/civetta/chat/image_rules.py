@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from civetta.errors import CheckpointMalformed, UsageError
 
 MIN_PIXELS = 65_536
@@ -134,7 +132,8 @@ def channels(
     """Three numbers a channel; raises CheckpointMalformed for anything else."""
     if value is None:
         return default
-    items: object = value.tolist() if isinstance(value, np.ndarray) else value
+    tolist = getattr(value, "tolist", None)  # arrays of GGUF metadata
+    items: object = tolist() if callable(tolist) else value
     numbers = [x for x in items if isinstance(x, int | float)] if isinstance(items, list) else []
     good = len(numbers) == 3 and all(0 <= x <= 1e3 and (zero or x > 0) for x in numbers)
     if not good or numbers != items:

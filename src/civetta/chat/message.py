@@ -99,6 +99,11 @@ class Message:
         """The images and videos in order."""
         return tuple(part for part in self.parts if not isinstance(part, TextPart))
 
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        """The images in order."""
+        return tuple(part for part in self.parts if isinstance(part, ImagePart))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:

@@ -22,6 +22,7 @@ from civetta.cli.asking import (
     reply_options,
     trace_line,
 )
+from civetta.cli.chat_images import PendingImages
 from civetta.cli.chat_session import ChatSession
 from civetta.cli.options import level_of, settings_command
 from civetta.config import read_terminal
@@ -42,13 +43,19 @@ _MORE = ". "
 
 @click.command(short_help="Talk to the model in the terminal.")
 @click.option("--system", metavar="TEXT", help="System message to put first.")
-@settings_command("model", "sampling", "reasoning", "engine.prefill_batch", "cache")
-def chat(settings: Settings, system: str | None) -> int:
+@click.option(
+    "--image", "images", metavar="FILE", multiple=True, help="Picture for the first message."
+)
+@settings_command("model", "vision", "sampling", "reasoning", "engine.prefill_batch", "cache")
+def chat(settings: Settings, system: str | None, images: tuple[str, ...]) -> int:
     """Talk to the model; /help lists the commands, Ctrl+C stops a reply, Ctrl+D leaves.
 
     Without a terminal, each line of stdin is one message and the replies go to stdout.
     """
     started_s = time.monotonic()
+    pictures = PendingImages()
+    for name in images:
+        pictures.add(name)
     engine = TracedEngine(engine_setup.build_engine(settings))
     try:
         screen = Screen()
@@ -58,7 +65,7 @@ def chat(settings: Settings, system: str | None) -> int:
             f" {time.monotonic() - started_s:.1f} s. /help lists the commands."
         )
         options = reply_options(settings)
-        session = ChatSession(template=options.template, system=system)
+        session = ChatSession(template=options.template, system=system, pictures=pictures)
         return Talk(screen, session, engine, options, trace=level_of(settings) > 0).run()
     finally:
         engine.close()

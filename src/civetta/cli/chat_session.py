@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from civetta.chat.message import Conversation, Message, text_message
+from civetta.chat.message import Conversation, Message, TextPart, text_message
+from civetta.cli.chat_images import PendingImages, restored, saved
 from civetta.config import nearest
 from civetta.errors import CivettaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from civetta.chat.message import Part
     from civetta.chat.template import TemplateOptions
     from civetta.engine.client import ReplyEnd
 
@@ -21,6 +23,7 @@ FORMAT = "civetta-chat-1"
 HELP = """\
 /help             show this list
 /think MODE       on, off, low, medium or xhigh
+/image FILE       show the model a picture with the next message
 /system TEXT      set the system message; off removes it, no text shows it
 /retry            ask the last question again
 /clear            forget the conversation (the system message stays)
@@ -52,6 +55,7 @@ class ChatSession:
     template: TemplateOptions
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
+    pictures: PendingImages = field(default_factory=PendingImages)
     last: ReplyEnd | None = None
     figures: str = ""
 
@@ -69,7 +73,8 @@ class ChatSession:
             text = line.removeprefix("/") if line.startswith("//") else line
             if not text.strip():
                 return Outcome()
-            self.messages.append(text_message("user", text))
+            parts: tuple[Part, ...] = (*self.pictures.take(), TextPart(text=text))
+            self.messages.append(Message(role="user", parts=parts))
             return Outcome(ask=True)
         name, _, argument = line[1:].partition(" ")
         command = self._commands().get(name)
@@ -98,6 +103,7 @@ class ChatSession:
             "exit": lambda _: Outcome(leave=True),
             "clear": self._clear,
             "system": self._system,
+            "image": self._image,
             "think": self._think,
             "retry": self._retry,
             "stats": lambda _: Outcome(note=self.figures or "There is no reply yet."),
@@ -107,7 +113,14 @@ class ChatSession:
 
     def _clear(self, _: str) -> Outcome:
         self.messages.clear()
+        self.pictures.restart()
         return Outcome(note="The conversation is forgotten.")
+
+    def _image(self, name: str) -> Outcome:
+        if not name:
+            raise CommandFault("/image takes the name of a file.")
+        self.pictures.add(name)
+        return Outcome(note=f"{len(self.pictures.parts)} pictures go with the next message.")
 
     def _system(self, text: str) -> Outcome:
         if text == "off":
@@ -144,6 +157,7 @@ class ChatSession:
             "system": self.system,
             "messages": [
                 {"role": item.role, "content": item.text, "reasoning": item.reasoning}
+                | ({"images": saved(item)} if item.images else {})
                 for item in self.messages
             ],
         }
@@ -159,6 +173,7 @@ class ChatSession:
         path = _path(name, "load")
         try:
             self.system, self.messages = _read(path)
+            self.pictures.restart(sum(len(item.images) for item in self.messages))
         except OSError as error:
             raise CommandFault(f"Cannot read {path}: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -178,13 +193,19 @@ def _read(path: Path) -> tuple[str | None, list[Message]]:
     system = document["system"]
     if document["format"] != FORMAT or not isinstance(system, str | None):
         raise ValueError
-    return system, [_message(item) for item in document["messages"]]
+    messages: list[Message] = []
+    for item in document["messages"]:
+        messages.append(_message(item, 1 + sum(len(found.images) for found in messages)))
+    return system, messages
 
 
-def _message(item: Any) -> Message:
+def _message(item: Any, image_number: int) -> Message:
     role, content, reasoning = item["role"], item["content"], item["reasoning"]
     if role not in ("user", "assistant") or not isinstance(content, str):
         raise ValueError
     if not isinstance(reasoning, str | None):
         raise TypeError
-    return text_message(role, content, reasoning=reasoning)
+    if not item.get("images"):
+        return text_message(role, content, reasoning=reasoning)
+    pictures = restored(item["images"], image_number)
+    return Message(role=role, parts=(*pictures, TextPart(text=content)), reasoning=reasoning)

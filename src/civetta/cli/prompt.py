@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from civetta.chat.message import Conversation, text_message
+from civetta.chat.image_source import file_part
+from civetta.chat.message import Conversation, Message, TextPart, text_message
 from civetta.chat.reply import ContentDelta, ReasoningDelta
 from civetta.cli import engine_setup
 from civetta.cli.asking import (
@@ -27,6 +28,7 @@ from civetta.engine.client import ChatClient, ReplyDelta, ReplyEnd
 from civetta.errors import UsageError
 
 if TYPE_CHECKING:
+    from civetta.chat.message import ImagePart
     from civetta.engine.client import PreparedReply, ReplyStream
     from civetta.options import Settings
 
@@ -39,13 +41,22 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
 @click.option("-p", "--prompt", "flag_text", metavar="TEXT", help="The prompt.")
 @click.option("-f", "--file", "file", metavar="FILE", help="Read the prompt from FILE, - is stdin.")
 @click.option("--system", metavar="TEXT", help="System message to put first.")
+@click.option(
+    "--image", "images", metavar="FILE", multiple=True, help="Picture to ask about; repeatable."
+)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without chat template.")
 @click.option(
     "--no-display-prompt", is_flag=True, help="With --raw: print what follows the prompt only."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when it is done.")
 @settings_command(
-    "model", "sampling", "reasoning", "engine.prefill_batch", "cache", defaults={"max_tokens": 128}
+    "model",
+    "vision",
+    "sampling",
+    "reasoning",
+    "engine.prefill_batch",
+    "cache",
+    defaults={"max_tokens": 128},
 )
 def prompt(
     settings: Settings,
@@ -53,6 +64,7 @@ def prompt(
     flag_text: str | None,
     file: str | None,
     system: str | None,
+    images: tuple[str, ...],
     raw: bool,
     no_display_prompt: bool,
     as_json: bool,
@@ -61,15 +73,17 @@ def prompt(
 
     The prompt is TEXT, or comes from -p or -f; TEXT - reads it from stdin.
     """
-    if raw and system is not None:
-        raise UsageError("--system needs the chat template, which --raw leaves out: drop one.")
+    for flag, given in (("--system", system is not None), ("--image", bool(images))):
+        if raw and given:
+            raise UsageError(f"{flag} needs the chat template, which --raw leaves out: drop one.")
+    pictures = [file_part(Path(name), index=i) for i, name in enumerate(images, 1)]
     question = _question(text, flag_text, file)
     started_s = time.monotonic()
     engine = TracedEngine(engine_setup.build_engine(settings))
     try:
         load_s = time.monotonic() - started_s
         client = ChatClient(engine)
-        prepared = _prepare(client, settings, question, system, raw=raw)
+        prepared = _prepare(client, settings, question, system, pictures, raw=raw)
         quiet = as_json or (not sys.stderr.isatty() and not level_of(settings))
         if raw and not as_json and not no_display_prompt:
             _write(question)
@@ -110,12 +124,18 @@ def _read(path: str) -> str:
 
 
 def _prepare(
-    client: ChatClient, settings: Settings, question: str, system: str | None, *, raw: bool
+    client: ChatClient,
+    settings: Settings,
+    question: str,
+    system: str | None,
+    pictures: list[ImagePart],
+    *,
+    raw: bool,
 ) -> PreparedReply:
     options = reply_options(settings)
     if raw:
         return client.prepare_text(question, options)
-    messages = [text_message("user", question)]
+    messages = [Message(role="user", parts=(*pictures, TextPart(text=question)))]
     if system is not None:
         messages.insert(0, text_message("system", system))
     return client.prepare(Conversation(messages=tuple(messages)), options)

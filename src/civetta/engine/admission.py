@@ -61,6 +61,8 @@ class Admission:
                 raise
             return
         job.session = session  # from here on whoever ends the request closes it
+        if job.spans:
+            session.attach(job.spans)
         job.request.leave_queue(now_s=self._clock())
         self._roster.admitted(job)
         if spec.use_cache:

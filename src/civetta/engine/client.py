@@ -15,7 +15,6 @@ from civetta.chat.reply import ContentDelta, Reply, ReplyParser, assemble
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import resolve
 from civetta.engine.protocol import Finished, GenerateRequest, Progress, Started, TokenEvent
-from civetta.errors import RequestInvalid
 from civetta.types import CancelCause, FinishReason, SamplingOverrides, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -122,25 +121,25 @@ class ChatClient:
     def prepare(
         self, conversation: Conversation, options: ReplyOptions | None = None
     ) -> PreparedReply:
-        """Render and encode; nothing is queued, and the length of the prompt is not checked.
+        """Render, encode, read images; nothing is queued, the prompt's length is not checked.
 
-        Raises RequestInvalid, TemplateError or TokenizerError.
+        Raises RequestInvalid, ImageInvalid, TemplateError, TokenizerError, or ContextOverflow for
+        images that alone overflow the context.
         """
         options = options or ReplyOptions()
-        if conversation.media:
-            raise RequestInvalid(
-                "The conversation has an image or a video, and this model reads text only; leave"
-                " it out.",
-                param="messages",
-            )
         if not options.tools and conversation.tools:
             conversation = replace(conversation, tools=())
         rendered = self._engine.template.render(conversation, options.template)
         prompt_ids = self._engine.tokenizer.encode(
             rendered.text, literal_starts=rendered.literal_starts
         )
+        request = self._request(tuple(prompt_ids), options)
+        if conversation.media:
+            from civetta.engine.image_prompt import lay_images  # brings numpy and PIL
+
+            request = lay_images(request, conversation.media, self._engine.info)
         return PreparedReply(
-            request=self._request(tuple(prompt_ids), options),
+            request=request,
             thinking=rendered.opens_thinking,
             tools=conversation.tools,
             parallel_tool_calls=options.parallel_tool_calls,

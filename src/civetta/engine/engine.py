@@ -13,7 +13,7 @@ from civetta.decode.limits import check_sampling
 from civetta.decode.stream import TokenText
 from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.outbox import OutboxStream
-from civetta.engine.request import check_request
+from civetta.engine.request import check_request, text_only
 from civetta.engine.scheduler import Budget
 from civetta.engine.stall import StallWatch
 from civetta.errors import RequestInvalid, TemplateError, TokenizerError
@@ -54,6 +54,7 @@ class Engine:
         cache: ContinuationCache | None = None,
         cache_drain_s: float = 0.0,
         max_unread: int = MAX_UNREAD_EVENTS,
+        image_cache_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._info, self._tokenizer, self._template = info, tokenizer, template
@@ -74,6 +75,7 @@ class Engine:
             max_unread=max_unread,
             end_ids=frozenset(end_ids),
             cache_drain_s=cache_drain_s,
+            image_cache_bytes=image_cache_bytes,
         )
         self._loop = StepLoop(
             model,
@@ -128,6 +130,8 @@ class Engine:
             request, vocab_size=self._info.vocab_size, context_tokens=self._info.context_tokens
         )
         check_sampling(request.sampling)
+        if request.images and self._info.images is None:
+            raise RequestInvalid(text_only(self._info.model_id), param="images")
         if request.stop and self._tokenizer is None:
             raise RequestInvalid(
                 "Stop strings need a tokenizer, and this model's files have none; leave them out.",

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from civetta.cache.protocol import ImageMark, KeepKind, Restore, RestorePoint
     from civetta.decode.history import TokenHistory
     from civetta.decode.stream import TokenText
     from civetta.engine.outbox import Outbox
     from civetta.engine.request import Request
     from civetta.state.session import Session
+    from civetta.state.spans import ImageSpan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +49,8 @@ class Job:
     that failed with several does not say whose fault it was. `turn` is the step that last gave it
     prompt tokens. `restore` fills the session from `point` until the prefill begins; a launch ends
     at each position of `keep_at`, and the state is kept there.
+    `images` tell the cache what `spans` tell the session; with `image_rows`, the rows of those
+    encoded by their number, they belong to image_work.py.
     """
 
     request: Request
@@ -56,6 +61,8 @@ class Job:
     alone_until: int = 0
     turn: int = 0
     images: tuple[ImageMark, ...] = ()
+    spans: tuple[ImageSpan, ...] = ()
+    image_rows: dict[int, Tensor] = field(default_factory=dict)
     restore: Restore | None = None
     point: RestorePoint | None = None
     keep_at: dict[int, KeepKind] = field(default_factory=dict)

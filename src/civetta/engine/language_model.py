@@ -9,8 +9,22 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from civetta.chat.images import PreparedImage
     from civetta.model.inputs import Piece
     from civetta.state.session import Session
+
+
+class Encoding(Protocol):
+    """One image on its way through the vision tower."""
+
+    @property
+    def rows_NW(self) -> Tensor:
+        """Rows, one a token; `advance` has returned True."""
+        ...
+
+    def advance(self) -> bool:
+        """Do one step of bounded work; True when the rows are there."""
+        ...
 
 
 class LanguageModel(Protocol):
@@ -40,4 +54,12 @@ class LanguageModel(Protocol):
         Rows come in the order of the pieces. A session occurs once. When it raises, the sessions
         of the launch may be torn and are of no further use.
         """
+        ...
+
+    def image_digest(self, image: PreparedImage) -> bytes:
+        """What tells an image's state apart: its pixels and the tower; 16 bytes."""
+        ...
+
+    def begin_image(self, image: PreparedImage) -> Encoding:
+        """Start to encode an image; nothing is computed yet. Raises a CheckpointError."""
         ...

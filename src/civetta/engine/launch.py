@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from civetta.cache.protocol import ContinuationCache
     from civetta.engine.job import Job
     from civetta.engine.language_model import LanguageModel
+    from civetta.model.inputs import ImageRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Part:
     ids: Sequence[int]
     rows: Literal["none", "last", "all"]
     next_ids: Sequence[int] = ()
+    images: Sequence[ImageRows] = ()
 
     @property
     def n_rows(self) -> int:
@@ -72,7 +74,13 @@ class Launcher:
     def run(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
         """Launch; logits [n_rows, V] of each part, on the host. Raises what the model raises."""
         pieces = [
-            Piece(session=part.job.live, ids=part.ids, rows=part.rows, next_ids=part.next_ids)
+            Piece(
+                session=part.job.live,
+                ids=part.ids,
+                rows=part.rows,
+                next_ids=part.next_ids,
+                images=part.images,
+            )
             for part in parts
         ]
         logits = self._model.forward_pieces(pieces).float().cpu().numpy()

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from civetta import __version__
 from civetta.cache.fingerprint import model_fingerprint
 from civetta.cache.setup import build_cache, plan_cache
+from civetta.chat.image_rules import ImageSupport
 from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
 from civetta.engine.engine import Engine
@@ -28,6 +29,7 @@ from civetta.log import log_event
 from civetta.model.bind_table import GGUF_TABLE
 from civetta.model.build import CheckedModel, TableOptions, build_trunk, check_checkpoint
 from civetta.model.embedded import MODEL_ID, embedded_model_path
+from civetta.model.vision_build import LazyTower, check_mmproj, check_width, find_mmproj
 from civetta.ngram.placement import StoreOptions
 
 if TYPE_CHECKING:
@@ -36,23 +38,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.cache.setup import CachePlan
+    from civetta.chat.images import PreparedImage
     from civetta.engine.memory import MemoryPlan
     from civetta.kernels.ops import Ops
     from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
-    from civetta.options import CacheOptions, ModelOptions, Settings
+    from civetta.model.vision import ImageEncoding
+    from civetta.model.vision_build import CheckedVision
+    from civetta.options import CacheOptions, ModelOptions, Settings, VisionOptions
     from civetta.state.session import Session, SessionStore
 
+IMAGE_PAD = "<|image_pad|>"
+DEFAULT_IMAGE_TOKEN = 248056  # model.md F-22: older GGUF files state none
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
 
 
 class TrunkModel:
-    """The trunk and its session store as the step loop sees them."""
+    """The trunk, its session store and the vision tower as the step loop sees them."""
 
-    def __init__(self, trunk: Trunk, store: SessionStore) -> None:
-        self._trunk, self._store = trunk, store
+    def __init__(self, trunk: Trunk, store: SessionStore, tower: LazyTower | None = None) -> None:
+        self._trunk, self._store, self._tower = trunk, store, tower
 
     @property
     def pages_total(self) -> int:
@@ -76,6 +83,19 @@ class TrunkModel:
         """Append each piece to its session; float32 logits of the wanted rows [n, vocab]."""
         return self._trunk.forward_pieces(pieces)
 
+    def image_digest(self, image: PreparedImage) -> bytes:
+        """16 bytes of the pixels and the tower."""
+        return self._tower_in_use.digest(image)
+
+    def begin_image(self, image: PreparedImage) -> ImageEncoding:
+        """Start to encode; the first image loads the tower."""
+        return self._tower_in_use.begin(image)
+
+    @property
+    def _tower_in_use(self) -> LazyTower:
+        assert self._tower is not None, "requests with images are refused without a tower"
+        return self._tower
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTrunk:
@@ -83,6 +103,7 @@ class LoadedTrunk:
 
     checked: CheckedModel
     trunk: Trunk
+    ops: Ops
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     context_tokens: int
@@ -115,6 +136,7 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
             table=table_options(options),
             device=device,
         ),
+        ops=ops,
         tokenizer=tokenizer,
         template=template,
         context_tokens=context,
@@ -155,6 +177,10 @@ def load_engine(settings: Settings) -> Engine:
     kept, plan = _divide(needs, settings.cache, available_host_bytes())
     tell(plan)
     embedded = settings.model.model is None
+    vision = find_vision(settings.vision, checked)
+    images = None
+    if vision is not None:
+        images = ImageSupport(rules=vision.rules, token_id=image_token(checked, loaded.tokenizer))
     info = ModelInfo(
         model_id=settings.server.served_model_name or _model_id(loaded.path, embedded=embedded),
         path=str(loaded.path),
@@ -166,7 +192,11 @@ def load_engine(settings: Settings) -> Engine:
         dtype="bf16" if loaded.trunk.dtype == torch.bfloat16 else "f32",
         created_s=int(time.time()),
         has_tokenizer=loaded.tokenizer is not None,
+        images=images,
     )
+    tower = None
+    if vision is not None:
+        tower = LazyTower(vision, dtype=loaded.trunk.dtype, ops=loaded.ops)
     store = loaded.trunk.store(
         sessions=needs.sessions,
         context_tokens=needs.context_tokens,
@@ -180,13 +210,14 @@ def load_engine(settings: Settings) -> Engine:
         boundary_ids=_message_starts(loaded.tokenizer),
     )
     return Engine(
-        TrunkModel(loaded.trunk, store),
+        TrunkModel(loaded.trunk, store, tower),
         info,
         cache=cache,
         tokenizer=loaded.tokenizer,
         template=loaded.template,
         options=settings.engine,
         cache_drain_s=settings.server.drain_timeout,
+        image_cache_bytes=settings.vision.image_cache_mib << 20,
     )
 
 
@@ -200,6 +231,43 @@ def table_options(options: ModelOptions) -> TableOptions:
         ),
         prefetch=options.ngram_prefetch == "on",
     )
+
+
+def find_vision(settings: VisionOptions, checked: CheckedModel) -> CheckedVision | None:
+    """The tower to use: the sidecar that is named, else the model's own or the one beside it.
+
+    Raises CheckpointError, and UsageError for bounds that contradict each other.
+    """
+    vision = checked.vision
+    if settings.mmproj == "none":
+        return None
+    sidecar = None if settings.mmproj is None else Path(settings.mmproj)
+    if sidecar is None and checked.checkpoint.kind == "gguf":
+        sidecar = find_mmproj(checked.checkpoint.path)
+    if sidecar is not None:
+        vision = check_mmproj(sidecar)
+        check_width(vision, checked.config.hidden)
+    if vision is None:
+        return None
+    limits = settings.image_min_tokens, settings.image_max_tokens
+    return replace(vision, rules=vision.rules.limited(*limits))
+
+
+def image_token(checked: CheckedModel, tokenizer: Tokenizer | None) -> int:
+    """The placeholder of images: the tokenizer's, which must be the configuration's.
+
+    Raises TokenizerError when they differ.
+    """
+    stated = checked.config.image_token_id
+    found = [] if tokenizer is None else tokenizer.encode(IMAGE_PAD)
+    if len(found) != 1:
+        return DEFAULT_IMAGE_TOKEN if stated is None else stated
+    if stated not in (None, found[0]):
+        raise TokenizerError(
+            f"{checked.checkpoint.path}: the configuration calls token {stated} the image's"
+            f" placeholder, the tokenizer token {found[0]}; the files do not belong together"
+        )
+    return found[0]
 
 
 def read_text_side(checked: CheckedModel) -> tuple[Tokenizer | None, ChatTemplate | None]:

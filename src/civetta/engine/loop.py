@@ -23,6 +23,7 @@ from civetta.engine.admission import Admission
 from civetta.engine.attempt import Attempts
 from civetta.engine.decoding import Decoding
 from civetta.engine.finish import Finisher
+from civetta.engine.image_work import ImageWork
 from civetta.engine.launch import Launcher
 from civetta.engine.prefill import Prefill
 from civetta.engine.replies import Replies
@@ -55,7 +56,10 @@ IDLE_PAUSE_S = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """What bounds the loop. `end_ids` are the tokens that end a reply."""
+    """What bounds the loop. `end_ids` are the tokens that end a reply.
+
+    `image_cache_bytes`: what the vision tower made of images is kept up to so many bytes.
+    """
 
     budget: scheduler.Budget
     max_pending: int
@@ -64,6 +68,7 @@ class LoopLimits:
     max_unread: int
     end_ids: frozenset[int]
     cache_drain_s: float = 0.0
+    image_cache_bytes: int = 0
 
 
 class StepLoop:
@@ -96,6 +101,7 @@ class StepLoop:
             context_tokens=limits.context_tokens,
             max_text_bytes=limits.max_text_bytes,
         )
+        self._images = ImageWork(model, cache_bytes=limits.image_cache_bytes)
         self._admission = Admission(
             model, cache, self._roster, self._tally, new_text=new_text, clock=clock
         )
@@ -104,7 +110,13 @@ class StepLoop:
         )
         self._sharing = SharedPrefixes(cache, clock=clock)
         self._prefill = Prefill(
-            launcher, cache, replies, self._tally, attempt=self._attempt, clock=clock
+            launcher,
+            cache,
+            replies,
+            self._tally,
+            self._images,
+            attempt=self._attempt,
+            clock=clock,
         )
         self._shares = PrefillShares()
         self._step_began_s: float | None = None
@@ -181,6 +193,7 @@ class StepLoop:
         """Prove that the books balance; for the step thread, between steps."""
         self._roster.check()
         self._cache.check()
+        self._images.check()
 
     # ---- the step thread: one step -------------------------------------------------------------
 
@@ -190,6 +203,8 @@ class StepLoop:
             if job.restore is not None:
                 self._attempt([job], partial(self._admission.advance, job))
         running = [job for job in running if job.session is not None]
+        self._images.sweep()
+        waiting = self._marked(waiting)
         waiting = self._sharing.admissible(waiting, running)
         jobs = {job.key: job for job in (*waiting, *running)}
         plan = scheduler.plan(
@@ -215,6 +230,13 @@ class StepLoop:
             self._shares.give(job.request.spec.client_id, n_tokens)
         if chunks:
             self._prefill.run(chunks)
+
+    def _marked(self, waiting: list[Job]) -> list[Job]:
+        """Give requests with images the digests that the cache tells them apart by."""
+        for job in waiting:
+            if job.request.spec.images and not job.images:
+                self._attempt([job], partial(self._images.mark, job))
+        return [job for job in waiting if not job.request.state.terminal]
 
     def _views(self, running: list[Job]) -> list[scheduler.Running]:
         prefilling = [job for job in running if job.request.prompt_left]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from civetta.cache.protocol import ContinuationCache
     from civetta.engine.attempt import Attempt
+    from civetta.engine.image_work import ImageWork
     from civetta.engine.job import Job
     from civetta.engine.launch import Launcher
     from civetta.engine.replies import Replies
@@ -36,17 +37,22 @@ class Prefill:
         cache: ContinuationCache,
         replies: Replies,
         tally: Tally,
+        images: ImageWork,
         *,
         attempt: Attempt,
         clock: Callable[[], float],
     ) -> None:
         self._launcher, self._cache = launcher, cache
         self._replies, self._tally = replies, tally
-        self._attempt, self._clock = attempt, clock
+        self._images, self._attempt, self._clock = images, attempt, clock
 
     def run(self, chunks: Sequence[tuple[Job, int]]) -> None:
-        """Compute so many of each job's next prompt tokens, in one launch but for kept states."""
-        left = {job.key: (job, n_tokens) for job, n_tokens in chunks}
+        """Compute so many of each job's next prompt tokens, in one launch but for kept states.
+
+        A chunk waits until the images in it are encoded; for one of those that wait, one step of
+        that work is done.
+        """
+        left = {job.key: (job, n_tokens) for job, n_tokens in self._encoded(chunks)}
         while left:
             parts: list[Part] = []
             for job, n_tokens in left.values():
@@ -60,6 +66,15 @@ class Prefill:
                 if (n_left := left[part.job.key][1] - len(part.ids))
                 and part.job.request.state is RequestState.PREFILLING
             }
+
+    def _encoded(self, chunks: Sequence[tuple[Job, int]]) -> list[tuple[Job, int]]:
+        waits = [(job, n_tokens) for job, n_tokens in chunks if self._images.lacks(job, n_tokens)]
+        if waits:
+            job, n_tokens = waits[0]
+            owner = self._images.next_owner(job)
+            self._attempt([owner], partial(self._images.advance, owner, n_tokens))
+        waiting = {job.key for job, _ in waits}
+        return [(job, n_tokens) for job, n_tokens in chunks if job.key not in waiting]
 
     def _plan(self, job: Job, n_tokens: int, parts: list[Part]) -> None:
         if not self._launcher.reserve(job, n_tokens):
@@ -76,6 +91,7 @@ class Prefill:
                 ids=ids[:size],
                 next_ids=ids[size:],
                 rows="last" if size == request.prompt_left else "none",
+                images=self._images.rows(job, size),
             )
         )
 
@@ -89,6 +105,7 @@ class Prefill:
     def _computed(self, part: Part, rows_RV: NDArray[np.float32]) -> None:
         job, request = part.job, part.job.request
         request.prefilled(len(part.ids), now_s=self._clock())
+        self._images.release(job)
         kind = job.keep_at.pop(job.live.position, None)
         if kind is not None:
             self._cache.keep(job.live, kind, job.images)

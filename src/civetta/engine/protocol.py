@@ -17,8 +17,21 @@ from civetta.types import CancelCause, FinishReason, SamplingParams, TokenLogpro
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from civetta.chat.image_rules import ImageSupport
+    from civetta.chat.images import PreparedImage
     from civetta.chat.template import ChatTemplate
     from civetta.chat.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestImage:
+    """An image of a prompt; its placeholder ids are prompt_ids[position : position + tokens].
+
+    `image.digest` identifies its pixels.
+    """
+
+    position: int
+    image: PreparedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,7 @@ class GenerateRequest:
     timeout_s: float | None = None
     client_id: str = ""
     use_cache: bool = True
+    images: tuple[RequestImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +130,7 @@ class ModelInfo:
     dtype: str
     created_s: int
     has_tokenizer: bool
+    images: ImageSupport | None = None  # None: text only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

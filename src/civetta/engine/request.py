@@ -70,6 +70,7 @@ def check_request(spec: GenerateRequest, *, vocab_size: int, context_tokens: int
             f" {vocab_size - 1}.",
             param="prompt",
         )
+    _check_images(spec)
     if spec.max_tokens is not None and spec.max_tokens < 1:
         raise RequestInvalid(
             f"max_tokens is {spec.max_tokens}; give at least 1, or leave it out to generate until"
@@ -85,6 +86,28 @@ def check_request(spec: GenerateRequest, *, vocab_size: int, context_tokens: int
         )
     if len(spec.prompt_ids) >= context_tokens:
         raise ContextOverflow(len(spec.prompt_ids), context_tokens, spec.max_tokens or 1)
+
+
+def text_only(model_id: str) -> str:
+    """The refusal of images by a model that has no vision tower."""
+    return (
+        f"The conversation has an image or a video, and {model_id} reads text only: leave it out,"
+        " or start with a model that has a vision tower (for a GGUF file, its --mmproj)."
+    )
+
+
+def _check_images(spec: GenerateRequest) -> None:
+    """Images ascend, and each has as many equal placeholder ids as it has tokens."""
+    stop = 0
+    for item in spec.images:
+        ids = spec.prompt_ids[item.position : item.position + item.image.tokens]
+        if item.position < stop or len(ids) != item.image.tokens or len(set(ids)) != 1:
+            raise RequestInvalid(
+                f"The image at token {item.position} does not lie on {item.image.tokens}"
+                " placeholder ids of its own.",
+                param="images",
+            )
+        stop = item.position + item.image.tokens
 
 
 class Request:

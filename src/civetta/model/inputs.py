@@ -47,18 +47,29 @@ class RowSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageRows:
+    """What the vision tower made of one image: rows [N, D] for positions start, start + 1, ..."""
+
+    start: int
+    rows_ND: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """New tokens of one session; `rows` says which of them need logits.
 
     next_ids: the session's next piece where it is known, as in a prompt; its n-gram rows are read
     while this one is computed.
+    `images` hold the rows of every image of `session.images` that the piece reaches into; they
+    stand in for the embeddings of its placeholder ids. Other images may be among them.
     """
 
     session: Session
     ids: Sequence[int]
     rows: Rows = "last"
     next_ids: Sequence[int] = ()
+    images: Sequence[ImageRows] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from civetta.state.spans import ImageSpan
 
 
 class RopeTable:
@@ -30,3 +37,28 @@ class RopeTable:
         """cos and sin, float32 [T, R], for integer positions (t, h, w) [3, T]."""
         angle_TR = positions_3T[self.axis_R].t().float() * self.inverse_R
         return angle_TR.cos(), angle_TR.sin()
+
+
+def rope_positions(images: Sequence[ImageSpan], first: int, count: int) -> Tensor:
+    """Positions (t, h, w) of tokens [first, first + count), int64 [3, count] (model.md D.3).
+
+    Text counts up on all three; the tokens of an image share t, and h and w are their row and
+    column; text goes on after the image's longer side. `images` ascend.
+    """
+    places_T = torch.arange(first, first + count)
+    found_3T = places_T.expand(3, -1)
+    shift = 0  # what the images before a token take away from its place in the sequence
+    for image in images:
+        if image.start >= first + count:
+            break
+        begin = image.start + shift
+        shift += image.advance - image.tokens
+        if image.stop <= first:
+            found_3T = places_T.expand(3, -1) + shift
+            continue
+        inside = (places_T >= image.start) & (places_T < image.stop)
+        index = places_T - image.start
+        own_3T = torch.stack([torch.zeros_like(index), index // image.cols, index % image.cols])
+        later_3T = torch.where(places_T >= image.stop, places_T + shift, found_3T)
+        found_3T = torch.where(inside, own_3T + begin, later_3T)
+    return found_3T

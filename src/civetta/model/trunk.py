@@ -13,7 +13,7 @@ from civetta.model.inputs import Piece, Rows, Span, Wanted
 from civetta.model.moe import moe
 from civetta.model.ple import ple
 from civetta.model.qsa import qsa
-from civetta.model.rope import RopeTable
+from civetta.model.rope import RopeTable, rope_positions
 from civetta.model.weights import GdnWeights
 from civetta.state.pages import PageShape
 from civetta.state.recurrent import RecurrentShape
@@ -130,7 +130,7 @@ class Trunk:
     def _compute(self, pieces: Sequence[Piece], tickets: Sequence[RowTicket]) -> Tensor:
         spans = _spans(pieces)
         rope_3T = torch.cat([span.known_3N[:, span.first :] for span in spans], dim=1)
-        x_TSD = self._embed(pieces)
+        x_TSD = self._embed(pieces, spans)
         wanted = Wanted.of(pieces, spans)
         last = len(self.weights.blocks) - 1
         for i, block in enumerate(self.weights.blocks):
@@ -145,11 +145,14 @@ class Trunk:
             x_TSD = x_TSD[wanted.rows_N]
         return self._logits(x_TSD)
 
-    def _embed(self, pieces: Sequence[Piece]) -> Tensor:
+    def _embed(self, pieces: Sequence[Piece], spans: tuple[Span, ...]) -> Tensor:
         ids_T = torch.tensor(
             [i for piece in pieces for i in piece.ids], dtype=torch.int64, device=self.device
         )
         x_TD = self.ops.embed(ids_T, self.weights.embed, self.dtype).float()
+        for piece, span in zip(pieces, spans, strict=True):
+            if piece.session.images:
+                _lay_images(x_TD[span.part], piece, span.first, self.dtype)
         return x_TD.unsqueeze(1).repeat(1, self.config.streams, 1)
 
     def _ple(
@@ -259,9 +262,20 @@ def _spans(pieces: Sequence[Piece]) -> tuple[Span, ...]:
 
 
 def _rope_positions(piece: Piece) -> Tensor:
-    """Text positions: t = h = w = place in the sequence."""
-    first = piece.session.position
-    return torch.arange(first, first + len(piece.ids)).expand(3, -1)
+    session = piece.session
+    return rope_positions(session.images, session.position, len(piece.ids))
+
+
+def _lay_images(x_TD: Tensor, piece: Piece, first: int, dtype: torch.dtype) -> None:
+    """Put the rows of images over the embeddings of their placeholders, in place."""
+    given = {image.start: image.rows_ND for image in piece.images}
+    for span in piece.session.images:
+        start, stop = max(span.start, first), min(span.stop, first + len(piece.ids))
+        if start < stop:
+            rows_ND = given[span.start]
+            assert len(rows_ND) == span.tokens, "an image has one row a placeholder"
+            part = rows_ND[start - span.start : stop - span.start]
+            x_TD[start - first : stop - first] = part.to(x_TD.device, dtype).float()
 
 
 def _advance(piece: Piece, rope_3T: Tensor) -> None:

@@ -43,7 +43,7 @@ class VisionTower:
         return ImageEncoding(self._steps(image))
 
     def encode(self, image: PreparedImage) -> Tensor:
-        """All of it at once: float32 rows [N, W], one a token, row by row of the merged grid."""
+        """All of it at once: rows [N, W] of `dtype`, one a token, row by row of the merged grid."""
         encoding = self.begin(image)
         while not encoding.advance():
             pass
@@ -65,7 +65,7 @@ class VisionTower:
         for part in parts:
             rows.append(self._merge(x_PD[part]))
             yield
-        return torch.cat(rows)
+        return torch.cat(rows).to(self.dtype)
 
     def _embed(self, image: PreparedImage, part: slice, row_P: Tensor, col_P: Tensor) -> Tensor:
         pixels = torch.from_numpy(image.normalised(part.start, part.stop)).to(row_P.device)
@@ -149,7 +149,7 @@ class ImageEncoding:
 
     @property
     def rows_NW(self) -> Tensor:
-        """Float32 rows, one a token; `advance` has returned True."""
+        """Rows of the tower's dtype, one a token; `advance` has returned True."""
         assert self._rows_NW is not None, "the image is not encoded yet"
         return self._rows_NW
 

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     import torch
 
     from civetta.chat.image_rules import ImageRules
+    from civetta.chat.images import PreparedImage
     from civetta.checkpoint.source import Checkpoint
     from civetta.kernels.ops import Ops
+    from civetta.model.vision import ImageEncoding
     from civetta.model.vision_config import VisionConfig
     from civetta.model.vision_weights import VisionWeights
 
@@ -148,6 +150,28 @@ def fingerprint(vision: CheckedVision) -> bytes:
             digest.update(f"{name} {info.shape} {info.format.name}".encode())
             digest.update(data[:_SAMPLE_BYTES].tobytes() + data[-_SAMPLE_BYTES:].tobytes())
     return digest.digest()
+
+
+class LazyTower:
+    """A checked tower that binds its weights when the first image comes."""
+
+    def __init__(self, vision: CheckedVision, *, dtype: torch.dtype, ops: Ops) -> None:
+        self._vision, self._dtype, self._ops = vision, dtype, ops
+        self._tower: VisionTower | None = None
+        self._fingerprint: bytes | None = None
+
+    def digest(self, image: PreparedImage) -> bytes:
+        """16 bytes that tell apart what the trunk sees of images: pixels, rules and tower."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint(self._vision)
+        seen = self._fingerprint + image.digest
+        return hashlib.blake2b(seen, digest_size=16).digest()
+
+    def begin(self, image: PreparedImage) -> ImageEncoding:
+        """Start to encode an image. Raises CheckpointError when the file has gone."""
+        if self._tower is None:
+            self._tower = build_tower(self._vision, dtype=self._dtype, ops=self._ops)
+        return self._tower.begin(image)
 
 
 def _rank(name: str) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from civetta.state.parts import SequenceState
+    from civetta.state.spans import ImageSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class Session:
         self.limit = limit
         self.ids: list[int] = []
         self.pages: list[int] = []
+        self.images: tuple[ImageSpan, ...] = ()
         self.recurrent = RecurrentState(shape.recurrent, dtype, device)
         self.drafts = DraftRows(shape.draft_width, device) if shape.draft_width else None
         self.states: dict[str, SequenceState] = {"recurrent": self.recurrent}
@@ -117,6 +119,14 @@ class Session:
         self.pages += [self._pool.take() for _ in range(missing)]
         if shared or missing:
             self._table = torch.tensor(self.pages, dtype=torch.int64, device=self._table.device)
+
+    def attach(self, images: Sequence[ImageSpan]) -> None:
+        """Say where images lie in the sequence, in the part still to come too."""
+        stop = 0
+        for span in images:
+            assert span.start >= stop, "images overlap or are out of order"
+            stop = span.stop
+        self.images = tuple(images)
 
     def table_P(self) -> Tensor:
         """Page numbers in order, int64."""
@@ -199,6 +209,7 @@ class Session:
         """A second session in the same state; both go on as if alone."""
         assert not self._closed, "used a closed session"
         twin = Session(self._pool, self._shape, self._dtype, self.limit, self._table.device)
+        twin.images = self.images
         small = self._small()
         twin._adopt(small, self.pages[: -(-small.position // PAGE_TOKENS)])
         return twin

@@ -1,0 +1,166 @@
+"""Fetching an image over https from a public address, and from no other.
+
+The name is resolved once, every address it has must be public, and the connection goes to an
+address that was checked, so that a second answer of the name server cannot lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from civetta.chat.image_rules import BadImage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MAX_BYTES = 20 << 20
+TIMEOUT_S = 15.0
+MAX_REDIRECTS = 3
+_PIECE_BYTES = 1 << 16
+_REDIRECTS = (301, 302, 303, 307, 308)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is on the open network; those that carry an IPv4 address inside are
+    judged by it."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(inner)
+        if address.teredo is not None or address.is_site_local:
+            return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    return [str(item[4][0]) for item in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFetcher:
+    """Fetches; the fields beside the limits are there to be replaced in tests."""
+
+    timeout_s: float = TIMEOUT_S
+    max_bytes: int = MAX_BYTES
+    allowed: Callable[[Address], bool] = is_public
+    resolve: Callable[[str, int], list[str]] = _resolve
+    context: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+
+    def fetch(self, url: str) -> bytes:
+        """The body of a 200 reply; at most MAX_REDIRECTS redirects, each checked like the first.
+
+        Raises BadImage. Connecting and reading together take `timeout_s` at most; looking a name
+        up takes what the system's resolver allows.
+        """
+        deadline_s = time.monotonic() + self.timeout_s
+        for _ in range(MAX_REDIRECTS + 1):
+            found = self._once(_parsed(url), deadline_s)
+            if isinstance(found, bytes):
+                return found
+            url = urljoin(url, found)
+        raise BadImage(f"its address redirects more than {MAX_REDIRECTS} times")
+
+    def _once(self, url: SplitResult, deadline_s: float) -> bytes | str:
+        """The body, or where a redirect points to."""
+        host = url.hostname or ""
+        try:
+            with self._connection(url, host, deadline_s) as connection:
+                path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+                connection.request("GET", path, headers={"Accept-Encoding": "identity"})
+                with contextlib.closing(connection.getresponse()) as reply:
+                    if reply.status in _REDIRECTS:
+                        return str(reply.headers.get("Location", ""))
+                    if reply.status != 200:
+                        raise BadImage(f"{host} answered with status {reply.status}")
+                    return self._body(reply, deadline_s)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if time.monotonic() >= deadline_s:
+                raise BadImage(f"{host} did not send it within {self.timeout_s:g} s") from error
+            raise BadImage(f"it cannot be fetched from {host} ({type(error).__name__})") from error
+
+    @contextlib.contextmanager
+    def _connection(
+        self, url: SplitResult, host: str, deadline_s: float
+    ) -> Iterator[http.client.HTTPSConnection]:
+        """A connection to an address that was checked; it is cut off at the deadline."""
+        port = url.port or 443
+        address = self._checked(host, port)
+        left_s = max(deadline_s - time.monotonic(), 0.001)
+        plain = socket.create_connection((address, port), timeout=left_s)
+        held = [plain]
+        # A timeout of the socket begins anew with every byte that a slow sender drips.
+        watchdog = threading.Timer(left_s, _cut, [held])
+        watchdog.daemon = True
+        watchdog.start()
+        connection = http.client.HTTPSConnection(host, port)
+        try:
+            secure = self.context.wrap_socket(
+                plain, server_hostname=host, do_handshake_on_connect=False
+            )
+            connection.sock = held[0] = secure
+            secure.do_handshake()
+            yield connection
+        finally:
+            watchdog.cancel()
+            connection.close()
+            held[0].close()
+
+    def _checked(self, host: str, port: int) -> str:
+        addresses = self.resolve(host, port)
+        for text in addresses:
+            if not self.allowed(ipaddress.ip_address(text.partition("%")[0])):
+                raise BadImage(f"{host} is not on the public network")
+        if not addresses:
+            raise BadImage(f"{host} has no address")
+        return addresses[0]
+
+    def _body(self, reply: http.client.HTTPResponse, deadline_s: float) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := reply.read(_PIECE_BYTES):
+            size += len(piece)
+            if size > self.max_bytes:
+                raise BadImage(f"it has more than {self.max_bytes} bytes")
+            pieces.append(piece)
+            if time.monotonic() >= deadline_s:
+                break
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError
+        if reply.length:
+            raise BadImage("its transfer broke off")
+        return b"".join(pieces)
+
+
+def _parsed(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise BadImage("its address is not well-formed") from error
+    if parts.scheme.lower() != "https":
+        raise BadImage(f"its address leads to {parts.scheme[:16] or 'nothing'}, not to https")
+    if not parts.hostname or not port_ok or not url.isascii() or any(c <= " " for c in url):
+        raise BadImage("its address is not well-formed")
+    if parts.username is not None or parts.password is not None:
+        raise BadImage("its address has a user name in it")
+    return parts
+
+
+def _cut(held: list[socket.socket]) -> None:
+    """End both directions, under the TLS layer: a read in another thread returns at once."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(held[0], socket.SHUT_RDWR)

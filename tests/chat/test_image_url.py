@@ -1,0 +1,227 @@
+"""Fetching images: from public addresses over https only, within limits; a server of our own."""
+
+from __future__ import annotations
+
+import http.server
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+
+import pytest
+
+from civetta.chat.image_rules import BadImage
+from civetta.chat.image_url import ImageFetcher, is_public
+
+# Made for images.test and other.test, valid to 2126; it protects nothing.
+CERTIFICATE = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg7tBtDW4C4+nUfDYu
+z1SPbPbEXN8mFkD5tyDUd+VUaoKhRANCAATc91uwRAI/WdDrh54SVOu7GCdgc2bv
+qQEsONAnRfV6hlNJX+MscwSI6OraHBCLKTsUGs+ByHpe65FTYgafRpo7
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBpjCCAU2gAwIBAgIUCDBs/rQnEH/JMf6vj7sOCV8OrZkwCgYIKoZIzj0EAwIw
+FjEUMBIGA1UEAwwLaW1hZ2VzLnRlc3QwIBcNMjYxMjAyMDcxNDMwWhgPMjEyNjEx
+MDgwNzE0MzBaMBYxFDASBgNVBAMMC2ltYWdlcy50ZXN0MFkwEwYHKoZIzj0CAQYI
+KoZIzj0DAQcDQgAE3PdbsEQCP1nQ64eeElTruxgnYHNm76kBLDjQJ0X1eoZTSV/j
+LHMEiOjq2hwQiyk7FBrPgch6XuuRU2IGn0aaO6N3MHUwHQYDVR0OBBYEFF92Zk+M
++gTjRm5G0f0uBrWNuYIGMB8GA1UdIwQYMBaAFF92Zk+M+gTjRm5G0f0uBrWNuYIG
+MA8GA1UdEwEB/wQFMAMBAf8wIgYDVR0RBBswGYILaW1hZ2VzLnRlc3SCCm90aGVy
+LnRlc3QwCgYIKoZIzj0EAwIDRwAwRAIgaUhQgG9L5RGKEda6znarzgnnt1LJhP2M
+HVKDbHJus2UCIHpGBHhw40S0RZhKkRORR1CTg+9ag1MhbM9fwrRIx89O
+-----END CERTIFICATE-----
+"""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *args) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.headers["Host"], self.path))
+        action = getattr(self, "on_" + self.path.strip("/").partition("?")[0], None)
+        if action is None:
+            self.send_error(404)
+        else:
+            action()
+
+    def reply(self, status: int, headers=(), body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def on_picture(self) -> None:
+        self.reply(200, [("Content-Length", "5")], b"bytes")
+
+    def on_endless(self) -> None:
+        self.reply(200)
+        try:
+            while True:
+                self.wfile.write(b"x" * 65536)
+        except OSError:
+            pass
+
+    def on_cut(self) -> None:
+        self.reply(200, [("Content-Length", "500")], b"bytes")
+
+    def on_drip(self) -> None:
+        self.reply(200)
+        try:
+            while True:
+                self.wfile.write(b"x")
+                time.sleep(0.05)
+        except OSError:
+            pass
+
+    def on_silent(self) -> None:
+        time.sleep(3)
+
+    def on_loop(self) -> None:
+        self.reply(302, [("Location", "/loop")])
+
+    def on_next(self) -> None:
+        self.reply(307, [("Location", "picture")])
+
+    def on_inside(self) -> None:
+        self.reply(302, [("Location", "https://inside.test/picture")])
+
+    def on_plain(self) -> None:
+        self.reply(302, [("Location", "http://images.test/picture")])
+
+    def on_nowhere(self) -> None:
+        self.reply(302)
+
+    def on_elsewhere(self) -> None:
+        self.reply(301, [("Location", f"https://other.test:{self.server.server_port}/picture")])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    pem = tmp_path_factory.mktemp("tls") / "cert.pem"
+    pem.write_text(CERTIFICATE)
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(pem)
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.daemon_threads = True
+    made.handle_error = lambda *args: None  # clients that go away are part of the test
+    made.asked = []
+    made.socket = serving.wrap_socket(made.socket, server_side=True)
+    made.trust = ssl.create_default_context(cafile=str(pem))
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def fetcher(server, **more) -> ImageFetcher:
+    """Names lead to this machine, which counts as public; inside.test does not."""
+    inside = {"inside.test": "10.0.0.1"}
+    values = {
+        "resolve": lambda host, port: [inside.get(host, "127.0.0.1")],
+        "allowed": lambda address: address.is_loopback,
+        "context": server.trust,
+        **more,
+    }
+    return ImageFetcher(**values)
+
+
+def url(server, path: str, host: str = "images.test") -> str:
+    return f"https://{host}:{server.server_port}/{path}"
+
+
+@pytest.mark.parametrize("path", ["picture", "picture?x=1", "next", "elsewhere"])
+def test_a_picture_is_fetched(server, path) -> None:
+    assert fetcher(server).fetch(url(server, path)) == b"bytes"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("missing", "status 404"),
+        ("cut", "cannot be fetched|broke off"),
+        ("loop", "redirects more than 3 times"),
+        ("inside", "inside.test is not on the public network"),
+        ("plain", "leads to http, not to https"),
+        ("endless", "more than 1000000 bytes"),
+    ],
+)
+def test_other_replies_are_refused(server, path, words) -> None:
+    with pytest.raises(BadImage, match=words):
+        fetcher(server, max_bytes=1_000_000).fetch(url(server, path))
+
+
+def test_a_redirect_to_nowhere_ends(server) -> None:
+    with pytest.raises(BadImage):
+        fetcher(server).fetch(url(server, "nowhere"))
+
+
+@pytest.mark.parametrize("path", ["drip", "silent"])
+def test_a_slow_sender_is_cut_off(server, path) -> None:
+    with pytest.raises(BadImage, match=r"within 0\.3 s"):
+        fetcher(server, timeout_s=0.3).fetch(url(server, path))
+
+
+def test_a_false_certificate_is_refused(server) -> None:
+    with pytest.raises(BadImage, match="SSLCertVerificationError"):
+        fetcher(server).fetch(url(server, "picture", "third.test"))
+
+
+def test_private_addresses_are_never_asked(server) -> None:
+    before = len(server.asked)
+    for resolve in (
+        lambda host, port: ["127.0.0.1"],
+        lambda host, port: ["93.184.215.14", "127.0.0.1"],  # one private answer is enough
+        lambda host, port: ["::1"],
+        lambda host, port: ["fe80::1%eth0"],
+    ):
+        refusing = ImageFetcher(resolve=resolve, context=server.trust)
+        with pytest.raises(BadImage, match="not on the public network"):
+            refusing.fetch(url(server, "picture"))
+    with pytest.raises(BadImage, match="no address"):
+        ImageFetcher(resolve=lambda host, port: []).fetch("https://images.test/")
+    assert len(server.asked) == before
+
+
+def test_the_checked_address_is_the_one_asked(server) -> None:
+    answers = iter([["127.0.0.1"], ["10.0.0.1"]])
+    found = fetcher(server, resolve=lambda host, port: next(answers))
+    assert found.fetch(url(server, "picture")) == b"bytes"  # the name is looked up once
+
+
+def test_a_name_that_is_not_known(server) -> None:
+    def unknown(host, port):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    with pytest.raises(BadImage, match=r"cannot be fetched from images\.test"):
+        fetcher(server, resolve=unknown).fetch("https://images.test/")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://images.test/", "https:///x", "https://user:pw@images.test/", "https://images.test:x/",
+     "https://images.test:0/", "https://images.test/a b", "https://images.test/\u00e4", "https://[/"],
+)  # fmt: skip
+def test_malformed_addresses_are_refused(server, address) -> None:
+    with pytest.raises(BadImage):
+        fetcher(server).fetch(address)
+
+
+PUBLIC = ["93.184.215.14", "8.8.8.8", "2606:2800:21f:cb07::1"]
+PRIVATE = [
+    "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
+    "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1",
+    "::1", "::", "fe80::1", "fc00::1", "fec0::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+    "2002:7f00:1::", "64:ff9b::a00:1", "64:ff9b::7f00:1", "2001:db8::1", "2001:0:4136:e378::",
+]  # fmt: skip
+
+
+def test_which_addresses_are_public() -> None:
+    assert all(is_public(ipaddress.ip_address(text)) for text in PUBLIC)
+    wrong = [text for text in PRIVATE if is_public(ipaddress.ip_address(text))]
+    assert wrong == []

@@ -1,0 +1,101 @@
+"""`prompt --image` and `/image` in `chat`, on the tiny model with a tower."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+import pictures
+import tiny_vision
+from civetta.chat.template import TemplateOptions
+from civetta.cli.chat_images import PendingImages
+from civetta.cli.chat_session import ChatSession, CommandFault
+from civetta.errors import ImageInvalid
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(tiny_vision.write(tmp_path_factory.mktemp("tiny") / "model"))
+
+
+@pytest.fixture
+def files(tmp_path):
+    for colour in ("red", "blue"):
+        (tmp_path / f"{colour}.png").write_bytes(pictures.encoded(pictures.flat(64, 64, colour)))
+    (tmp_path / "text.png").write_text("no picture")
+    return tmp_path
+
+
+def test_prompt_shows_pictures(civetta, model, files):
+    def once(*flags):
+        more = ("-m", model, "-n", "8", "--seed", "3", "--json", "--think", "off")
+        result = civetta("prompt", "Colour?", *more, *flags)
+        assert result.status == 0, result.err
+        report = json.loads(result.out)
+        return report["token_sha256"], report["prompt_tokens"]
+
+    red, blue = (("--image", str(files / f"{name}.png")) for name in ("red", "blue"))
+    first = once(*red)
+    assert once(*red) == first
+    assert once(*blue)[0] != first[0]
+    assert once(*red, *blue)[1] > first[1] > once()[1]
+    assert once(*red, "--image-min-tokens", "64")[1] >= first[1] + 60
+
+
+def test_prompt_names_the_picture_at_fault(civetta, model, files):
+    good, bad = (str(files / name) for name in ("red.png", "text.png"))
+    result = civetta("prompt", "x", "-m", model, "--image", good, "--image", bad)
+    assert result.status == 2
+    assert "error[invalid_image]: Image 2 cannot be used" in result.err
+    missing = civetta("prompt", "x", "-m", model, "--image", str(files / "no.png"))
+    assert "cannot be read" in missing.err
+    raw = civetta("prompt", "x", "-m", model, "--raw", "--image", good)
+    assert raw.status == 2
+    assert "--image needs the chat template" in raw.err
+
+
+def test_chat_takes_pictures_between_messages(civetta, model, files, monkeypatch):
+    lines = f"/think off\n/image {files / 'red.png'}\nColour?\nAnd now?\n/stats\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    result = civetta("chat", "-m", model, "-n", "4", "--seed", "1")
+    assert result.status == 0, result.err
+    assert "1 pictures go with the next message" in result.err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Colour?\n"))
+    more = ("--image", str(files / "blue.png"), "--think", "off")
+    assert civetta("chat", "-m", model, "-n", "4", *more).status == 0
+
+
+def test_a_session_keeps_saves_and_loads_pictures(files, tmp_path):
+    session = ChatSession(template=TemplateOptions())
+    session.take(f"/image {files / 'red.png'}")
+    session.take(f"/image {files / 'blue.png'}")
+    assert session.take("What?").ask
+    assert [part.payload.index for part in session.messages[0].images] == [1, 2]
+    session.take(f"/image {files / 'red.png'}")
+    session.take("And?")
+    assert session.messages[1].images[0].payload.index == 3
+    session.take(f"/save {tmp_path / 'talk.json'}")
+    other = ChatSession(template=TemplateOptions())
+    other.take(f"/load {tmp_path / 'talk.json'}")
+    assert other.messages == session.messages
+    data = [part.payload.image.data for item in other.messages for part in item.images]
+    assert data[0] == data[2] == (files / "red.png").read_bytes()
+    assert other.pictures.before == 3
+    other.take("/clear")
+    assert other.pictures == PendingImages()
+
+
+def test_a_session_refuses_what_is_no_picture(files):
+    session = ChatSession(template=TemplateOptions())
+    with pytest.raises(ImageInvalid, match=r"text\.png: .*no known image format"):
+        session.take(f"/image {files / 'text.png'}")
+    with pytest.raises(CommandFault, match="name of a file"):
+        session.take("/image")
+    with pytest.raises(ImageInvalid, match="cannot be read"):
+        session.take("/image /nowhere.png")
+    assert not session.pictures.parts
