@@ -42,7 +42,7 @@ _MORE = ". "
 
 @click.command(short_help="Talk to the model in the terminal.")
 @click.option("--system", metavar="TEXT", help="System message to put first.")
-@settings_command("model", "sampling", "reasoning", "engine.prefill_batch")
+@settings_command("model", "sampling", "reasoning", "engine.prefill_batch", "drafting")
 def chat(settings: Settings, system: str | None) -> int:
     """Talk to the model; /help lists the commands, Ctrl+C stops a reply, Ctrl+D leaves.
 

@@ -40,7 +40,9 @@ _log = logging.getLogger("civetta.serve")
 
 @click.command(short_help="Serve the OpenAI HTTP API.")
 @click.argument("service", default="llm", metavar="[llm]")
-@settings_command("model", "sampling", "reasoning", "engine", "server", log_level="info")
+@settings_command(
+    "model", "sampling", "reasoning", "engine", "drafting", "server", log_level="info"
+)
 def serve(settings: Settings, service: str) -> int:
     """Serve the OpenAI HTTP API: chat completions, completions, models, health, metrics.
 

@@ -15,13 +15,16 @@ import torch
 
 from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
+from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
 from civetta.engine.memory import MemoryNeeds, available_host_bytes, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
+from civetta.engine.speculation import Drafting
 from civetta.errors import TokenizerError, UsageError
 from civetta.kernels.select import select
 from civetta.log import log_event
 from civetta.model.bind_gguf import TABLE
+from civetta.model.bind_mtp import find_head
 from civetta.model.build import CheckedModel, build_trunk, check_checkpoint
 from civetta.model.embedded import MODEL_ID, embedded_model_path
 
@@ -31,11 +34,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.engine.memory import MemoryPlan
+    from civetta.model.bind_mtp import CheckedHead
     from civetta.model.inputs import Piece
+    from civetta.model.mtp import HiddenNorm
     from civetta.model.trunk import Trunk
-    from civetta.options import Settings
+    from civetta.options import DraftingOptions, Settings
     from civetta.state.session import Session
 
+HEAD_NORMS: dict[str, HiddenNorm] = {"wide": "wide", "stream": "stream"}
 DTYPES = {"auto": torch.float32, "f32": torch.float32, "bf16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
@@ -99,7 +105,13 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
     log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=threads)
     return LoadedTrunk(
         checked=checked,
-        trunk=build_trunk(checked, dtype=DTYPES[options.dtype], ops=ops),
+        trunk=build_trunk(
+            checked,
+            dtype=DTYPES[options.dtype],
+            ops=ops,
+            head=_head(settings.drafting, checked),
+            head_norm=HEAD_NORMS[settings.drafting.mtp_norm],
+        ),
         tokenizer=tokenizer,
         template=template,
         context_tokens=context,
@@ -144,6 +156,37 @@ def load_engine(settings: Settings) -> Engine:
         template=loaded.template,
         options=settings.engine,
         cache_drain_s=settings.server.drain_timeout,
+        drafting=_drafting(settings.drafting, loaded.trunk),
+    )
+
+
+def _head(options: DraftingOptions, checked: CheckedModel) -> CheckedHead | None:
+    """The draft head that the settings ask for."""
+    if options.speculative != "mtp":
+        if options.mtp_model is not None:
+            raise UsageError("--mtp-model is of no use without --speculative mtp; give both")
+        return None
+    given = None if options.mtp_model is None else Path(options.mtp_model).expanduser()
+    head = find_head(checked.checkpoint, checked.config, given)
+    if head is None:
+        raise UsageError(
+            f"{checked.checkpoint.path} has no draft head and none lies beside it; name one with"
+            " --mtp-model, or draft from the text alone with --speculative lookup"
+        )
+    return head
+
+
+def _drafting(options: DraftingOptions, trunk: Trunk) -> Drafting | None:
+    """How to draft on this machine; None for not at all."""
+    if options.speculative == "off":
+        return None
+    launches, steps = calibrate(trunk)
+    return Drafting(
+        mode="lookup" if trunk.head is None else "mtp",
+        most=options.draft_tokens,
+        head=trunk.head,
+        launches=launches,
+        steps=steps,
     )
 
 
