@@ -311,6 +311,39 @@ class CacheOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingOptions:
+    """Drafting ahead, which changes the speed of replies and nothing else."""
+
+    speculative: str = _setting(
+        "off",
+        "--speculative MODE",
+        "Draft tokens and verify several at once, which never changes a reply: mtp drafts with the"
+        " model's own head and by lookup, lookup in the text alone, off not at all.",
+        choices=("mtp", "lookup", "off"),
+    )
+    mtp_model: str | None = _setting(
+        None,
+        "--mtp-model PATH",
+        "Draft head (MTP sidecar) of the model; left out, the one in its files or beside them.",
+        expects="a path",
+    )
+    mtp_norm: str = _setting(
+        "wide",
+        "--mtp-norm KIND",
+        "How the head norms its input: wide over all streams together, stream by stream for files"
+        " made that way; a wrong choice only costs accepted drafts.",
+        choices=("wide", "stream"),
+    )
+    draft_tokens: int = _setting(
+        7,
+        "-d --draft-tokens N",
+        "Drafts of a reply verified at once, at most; the length adapts below it.",
+        low=1,
+        high=7,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """How the HTTP server listens and what it accepts."""
 
@@ -398,6 +431,7 @@ class Settings:
     reasoning: ReasoningOptions = field(default_factory=ReasoningOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
+    drafting: DraftingOptions = field(default_factory=DraftingOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     log: LogOptions = field(default_factory=LogOptions)
 
@@ -409,6 +443,7 @@ TOPICS: dict[str, type[Any]] = {
     "reasoning": ReasoningOptions,
     "engine": EngineOptions,
     "cache": CacheOptions,
+    "drafting": DraftingOptions,
     "server": ServerOptions,
     "log": LogOptions,
 }

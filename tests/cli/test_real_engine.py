@@ -107,3 +107,16 @@ def test_context_overflow_is_a_400_with_both_sizes(served):
     assert client.sent[0]["status"] == 400
     assert error["code"] == "context_length_exceeded"
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (5000, engine.info.context_tokens)
+
+
+def test_drafting_does_not_change_a_prompts_tokens(civetta, model):
+    def once(*flags):
+        result = civetta(
+            "prompt", "Hi " * 30, "-m", model, "-n", "8", "--seed", "3", "--json", *flags
+        )
+        assert result.status == 0, result.err
+        return json.loads(result.out)["token_sha256"]
+
+    plain = once()
+    assert once("--speculative", "lookup") == plain
+    assert once("--speculative", "mtp", "-d", "3") == plain

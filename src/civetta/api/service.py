@@ -36,6 +36,9 @@ _METRICS = (
     ("cache_ram_bytes", "gauge", "Bytes of the states kept in RAM."),
     ("cache_disk_bytes", "gauge", "Bytes of the states kept on disk."),
     ("cache_evicted_total", "counter", "States given up for room."),
+    ("spec_decode_num_drafts_total", "counter", "Rounds of a reply with drafted tokens."),
+    ("spec_decode_num_draft_tokens_total", "counter", "Tokens drafted and verified."),
+    ("spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that stood."),
     ("requests_processing", "gauge", "Requests running."),
     ("requests_deferred", "gauge", "Requests waiting."),
 )
@@ -178,6 +181,9 @@ def _metric_values(stats: EngineStats) -> dict[str, float]:
         "cache_ram_bytes": stats.cache.ram_bytes,
         "cache_disk_bytes": stats.cache.disk_bytes,
         "cache_evicted_total": stats.cache.evicted_total,
+        "spec_decode_num_drafts_total": stats.drafts_total,
+        "spec_decode_num_draft_tokens_total": stats.draft_tokens_total,
+        "spec_decode_num_accepted_tokens_total": stats.draft_tokens_accepted_total,
         "requests_processing": stats.running,
         "requests_deferred": stats.waiting,
     }

@@ -137,6 +137,8 @@ def figures(end: ReplyEnd) -> str:
     ]
     if usage.cached_tokens:
         parts.insert(1, f"{usage.cached_tokens} cached")
+    if usage.draft_tokens:
+        parts.append(f"{usage.draft_tokens_accepted} of {usage.draft_tokens} drafts stood")
     if usage.reasoning_tokens:
         parts.append(f"{usage.reasoning_tokens} of them reasoning")
     return ", ".join([*parts, f"ended by {end.finish_reason.value}", f"seed {end.seed}"])

@@ -46,7 +46,9 @@ _MORE = ". "
 @click.option(
     "--image", "images", metavar="FILE", multiple=True, help="Picture for the first message."
 )
-@settings_command("model", "vision", "sampling", "reasoning", "engine.prefill_batch", "cache")
+@settings_command(
+    "model", "vision", "sampling", "reasoning", "engine.prefill_batch", "cache", "drafting"
+)
 def chat(settings: Settings, system: str | None, images: tuple[str, ...]) -> int:
     """Talk to the model; /help lists the commands, Ctrl+C stops a reply, Ctrl+D leaves.
 

@@ -56,6 +56,7 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
     "reasoning",
     "engine.prefill_batch",
     "cache",
+    "drafting",
     defaults={"max_tokens": 128},
 )
 def prompt(
@@ -183,6 +184,8 @@ def _print_json(end: ReplyEnd, engine: TracedEngine, load_s: float) -> None:
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
         "reasoning_tokens": usage.reasoning_tokens,
+        "draft_tokens": usage.draft_tokens,
+        "draft_tokens_accepted": usage.draft_tokens_accepted,
         "token_sha256": ids_sha256(engine.token_ids),
         "load_s": round(load_s, 3),
         "prefill_s": round(usage.prefill_s, 6),

@@ -50,6 +50,7 @@ _log = logging.getLogger("civetta.serve")
     "reasoning",
     "engine",
     "cache",
+    "drafting",
     "server",
     log_level="info",
 )

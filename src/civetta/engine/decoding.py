@@ -1,4 +1,4 @@
-"""`Decoding`: the next token of every reply under way, in one launch."""
+"""`Decoding`: the next token of every reply under way, and drafted ones verified, in one launch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 from civetta.engine.launch import Part, in_launches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from civetta.decode.draft import Draft
     from civetta.engine.attempt import Attempt
     from civetta.engine.job import Job
     from civetta.engine.launch import Launcher
     from civetta.engine.replies import Replies
+    from civetta.engine.speculation import Speculation
     from civetta.engine.tally import Tally
 
 
 class Decoding:
-    """Computes the newest token of each reply and chooses the one after it."""
+    """Computes the newest token of each reply, with drafts if any, and chooses what follows."""
 
     def __init__(
         self,
@@ -31,29 +33,57 @@ class Decoding:
         *,
         attempt: Attempt,
         clock: Callable[[], float],
+        speculation: Speculation | None = None,
     ) -> None:
+        self._speculation = speculation
         self._launcher, self._replies, self._tally = launcher, replies, tally
         self._attempt, self._clock = attempt, clock
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """One round: each job gets one token."""
+        """One round: each job gets one token, and as many more as were drafted rightly."""
         began_s = self._clock()
+        drafts = {} if self._speculation is None else self._speculation.propose(jobs)
         parts: list[Part] = []
         for job in jobs:
-            self._attempt([job], partial(self._plan, job, parts))
+            self._attempt([job], partial(self._plan, job, drafts.get(job.key), parts))
         # A later reservation may have sent an earlier job back to the queue.
         for group in in_launches([part for part in parts if part.job.session is not None]):
-            self._attempt([part.job for part in group], partial(self._launch, group))
+            self._attempt([part.job for part in group], partial(self._launch, group, drafts))
         self._tally.decode_s += self._clock() - began_s
 
-    def _plan(self, job: Job, parts: list[Part]) -> None:
-        if self._launcher.reserve(job, 1):
-            parts.append(Part(job=job, ids=job.request.generated_ids[-1:], rows="last"))
+    def _plan(self, job: Job, draft: Draft | None, parts: list[Part]) -> None:
+        ids = [job.request.generated_ids[-1], *(draft.ids if draft else ())]
+        if self._launcher.reserve(job, len(ids)):
+            parts.append(Part(job=job, ids=ids, rows="all" if draft else "last"))
 
-    def _launch(self, group: Sequence[Part]) -> None:
+    def _launch(self, group: Sequence[Part], drafts: Mapping[int, Draft]) -> None:
+        began_s = self._clock()
         for part, rows_RV in zip(group, self._launcher.run(group), strict=True):
-            self._attempt([part.job], partial(self._accept, part.job, rows_RV))
+            draft = drafts.get(part.job.key)
+            self._attempt([part.job], partial(self._accept, part.job, rows_RV, draft))
+        if self._speculation is not None:
+            self._speculation.launched(
+                sessions=len(group),
+                rows=sum(part.n_rows for part in group),
+                seconds=self._clock() - began_s,
+            )
 
-    def _accept(self, job: Job, rows_RV: NDArray[np.float32]) -> None:
-        if self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
-            self._launcher.expect_newest(job)
+    def _accept(self, job: Job, rows_RV: NDArray[np.float32], draft: Draft | None) -> None:
+        if draft is None:
+            if self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
+                self._launcher.expect_newest(job)
+            return
+        verdict = self._replies.judge(job, draft.ids, rows_RV)
+        job.live.rewind(verdict.surplus)
+        job.live.trim()
+        job.request.drafted(len(draft.ids), verdict.accepted)
+        self._tally.drafted(len(draft.ids), verdict.accepted)
+        if self._speculation is not None:
+            self._speculation.judged(job, draft, verdict.accepted)
+        for sampled, ahead in zip(
+            verdict.tokens, reversed(range(len(verdict.tokens))), strict=True
+        ):
+            job.ahead = ahead
+            if not self._replies.accept(job, sampled):
+                return
+        self._launcher.expect_newest(job)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from civetta.chat.tokenizer import Tokenizer
     from civetta.engine.language_model import LanguageModel
     from civetta.engine.protocol import EngineStats, GenerateRequest, GenerationStream, ModelInfo
+    from civetta.engine.speculation import Drafting
 
 MAX_UNREAD_EVENTS = 16_384
 """Events of one reply that may lie unread before the request fails: some megabytes at most."""
@@ -36,6 +37,7 @@ MAX_UNREAD_EVENTS = 16_384
 class Engine:
     """Serves requests with one model; usable as a context manager, which closes it.
 
+    `drafting` says how to draft tokens ahead; None: not at all.
     `info.vocab_size` and `info.context_tokens` bound token ids and sequences. `end_ids` end a
     reply; left out, they are the tokenizer's. `options.request_timeout_ms` is the default deadline
     of requests that bring none. The model and the cache are used by the step thread alone, which
@@ -56,6 +58,7 @@ class Engine:
         max_unread: int = MAX_UNREAD_EVENTS,
         image_cache_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting | None = None,
     ) -> None:
         self._info, self._tokenizer, self._template = info, tokenizer, template
         options = options or EngineOptions()
@@ -83,6 +86,7 @@ class Engine:
             new_text=lambda stops: TokenText(tokenizer, stops),
             cache=cache,
             clock=clock,
+            drafting=drafting,
         )
         self._thread = threading.Thread(target=self._loop.run, name="civetta-step", daemon=True)
         self._thread.start()

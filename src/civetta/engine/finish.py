@@ -100,12 +100,14 @@ class Finisher:
         session, job.session = job.session, None
         restore, job.restore = job.restore, None
         job.keep_at.clear()
+        ahead, job.ahead = job.ahead, 0
         if session is None:
             return
         try:
             if restore is not None:
                 restore.cancel()
             elif keep and session.position:
+                session.rewind(ahead)  # a state is kept for what was said, no more
                 self._cache.keep(session, KeepKind.REPLY, job.images)
         finally:
             session.close()

@@ -48,7 +48,8 @@ class Job:
     `session` while it runs. Up to `alone_until` tokens its launches have no other member: a launch
     that failed with several does not say whose fault it was. `turn` is the step that last gave it
     prompt tokens. `restore` fills the session from `point` until the prefill begins; a launch ends
-    at each position of `keep_at`, and the state is kept there.
+    at each position of `keep_at`, and the state is kept there. `ahead` tokens of the session are
+    verified drafts that the reply does not have yet.
     `images` tell the cache what `spans` tell the session; with `image_rows`, the rows of those
     encoded by their number, they belong to image_work.py.
     """
@@ -67,6 +68,7 @@ class Job:
     point: RestorePoint | None = None
     keep_at: dict[int, KeepKind] = field(default_factory=dict)
     parking: Parking = field(default_factory=Parking)
+    ahead: int = 0
 
     @property
     def key(self) -> int:

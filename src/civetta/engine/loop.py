@@ -31,6 +31,7 @@ from civetta.engine.request import RequestState
 from civetta.engine.roster import Roster
 from civetta.engine.shares import PrefillShares
 from civetta.engine.sharing import SharedPrefixes
+from civetta.engine.speculation import Speculation
 from civetta.engine.tally import LoopState, Tally
 from civetta.errors import EngineClosed
 from civetta.kernels.ops import PAGE_TOKENS
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from civetta.engine.outbox import Outbox
     from civetta.engine.protocol import EngineStats, GenerateRequest
     from civetta.engine.request import Request
+    from civetta.engine.speculation import Drafting
 
 HEADROOM_TOKENS = 256
 """Room for a reply that an admission beside others asks for, or it would soon be put back."""
@@ -82,6 +84,7 @@ class StepLoop:
         new_text: Callable[[tuple[str, ...]], TokenText],
         cache: ContinuationCache | None = None,
         clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting | None = None,
     ) -> None:
         self._model, self._limits, self._clock = model, limits, clock
         self._cache = cache = cache or NoCache()
@@ -106,7 +109,14 @@ class StepLoop:
             model, cache, self._roster, self._tally, new_text=new_text, clock=clock
         )
         self._decoding = Decoding(
-            launcher, replies, self._tally, attempt=self._attempt, clock=clock
+            launcher,
+            replies,
+            self._tally,
+            attempt=self._attempt,
+            clock=clock,
+            speculation=None
+            if drafting is None
+            else Speculation(drafting, clock=clock, guard=self._attempt.error_of),
         )
         self._sharing = SharedPrefixes(cache, clock=clock)
         self._prefill = Prefill(

@@ -157,6 +157,10 @@ class EngineStats:
     pages_free: int = 0
     put_back_total: int = 0  # requests that had to compute their state again
     cache: CacheStats = field(default_factory=CacheStats)
+    drafts_total: int = 0  # rounds of a reply that had drafts
+    draft_tokens_total: int = 0
+    draft_tokens_accepted_total: int = 0
+    draft_depths: tuple[tuple[int, int], ...] = ()  # by depth: drafted, accepted
 
 
 class EngineClient(Protocol):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from civetta.decode.accept import accept
 from civetta.decode.sampler import SampleRow, sample_row
 from civetta.engine.protocol import TokenEvent
 from civetta.types import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from civetta.decode.accept import Verdict
     from civetta.decode.sampler import Sampled
     from civetta.engine.finish import Finisher
     from civetta.engine.job import Job
@@ -36,15 +38,25 @@ class Replies:
         self._end_ids = frozenset(end_ids)
         self._context_tokens, self._max_text_bytes = context_tokens, max_text_bytes
 
+    def judge(self, job: Job, draft_ids: Sequence[int], rows_RV: NDArray[np.float32]) -> Verdict:
+        """The tokens that follow everything generated so far, from the rows behind each draft.
+
+        Raises LogitsInvalid.
+        """
+        end_ids = () if job.request.spec.ignore_eos else self._end_ids
+        return accept(draft_ids, rows_RV, self._row(job), end_ids)
+
     def sample(self, job: Job, logits_V: NDArray[np.float32]) -> Sampled:
         """The token that follows everything generated so far. Raises LogitsInvalid."""
+        return sample_row(logits_V, self._row(job))
+
+    def _row(self, job: Job) -> SampleRow:
         request = job.request
-        row = SampleRow(
+        return SampleRow(
             params=request.spec.sampling,
             position=request.prompt_tokens + len(request.generated_ids),
             history=job.begun.history,
         )
-        return sample_row(logits_V, row)
 
     def accept(self, job: Job, sampled: Sampled) -> bool:
         """Take a chosen token into the reply and deliver it; whether the reply goes on.

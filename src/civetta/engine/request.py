@@ -123,6 +123,8 @@ class Request:
         "_submitted_s",
         "_to_prefill",
         "cached_tokens",
+        "draft_tokens",
+        "draft_tokens_accepted",
         "ended_s",
         "generated_ids",
         "key",
@@ -142,6 +144,7 @@ class Request:
         self.saving: CacheSaving | None = None
         self.generated_ids: list[int] = []
         self.text_bytes = 0
+        self.draft_tokens = self.draft_tokens_accepted = 0
         self.ended_s: float | None = None
         self._to_prefill = len(spec.prompt_ids)
         self._cancel_cause: CancelCause | None = None
@@ -230,6 +233,11 @@ class Request:
         assert self.state is RequestState.DECODING, "tokens are chosen while decoding"
         self.generated_ids.append(token_id)
 
+    def drafted(self, n_drafts: int, n_accepted: int) -> None:
+        """Count drafted tokens that were verified, and those that stood."""
+        self.draft_tokens += n_drafts
+        self.draft_tokens_accepted += n_accepted
+
     def exhausted(self, *, context_tokens: int, max_text_bytes: int) -> bool:
         """Whether the token budget, the context or the text limit ends the reply here."""
         n_generated = len(self.generated_ids)
@@ -256,6 +264,8 @@ class Request:
             completion_tokens=len(self.generated_ids),
             cached_tokens=self.cached_tokens,
             cache=self.saving or CacheSaving(),
+            draft_tokens=self.draft_tokens,
+            draft_tokens_accepted=self.draft_tokens_accepted,
             queue_s=prefilling_s - self._submitted_s,
             prefill_s=decoding_s - prefilling_s,
             decode_s=end_s - decoding_s,

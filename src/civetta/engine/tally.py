@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from civetta.decode.lengths import MOST_DRAFTS
 from civetta.engine.protocol import EngineStats
 from civetta.engine.request import RequestState
 
@@ -34,6 +35,8 @@ class Tally:
         "cached_tokens",
         "cancelled",
         "decode_s",
+        "drafted_depths",
+        "drafts",
         "failed",
         "generated_tokens",
         "longest_sequence",
@@ -48,11 +51,20 @@ class Tally:
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
         self.prefill_s = self.decode_s = 0.0
         self.longest_sequence = self.put_back = self.steps = 0
+        self.drafts = 0
+        self.drafted_depths = [(0, 0)] * MOST_DRAFTS  # drafted, accepted
 
     def prefilled(self, n_tokens: int, seconds: float) -> None:
         """Count prompt tokens that the model computed."""
         self.prompt_tokens += n_tokens
         self.prefill_s += seconds
+
+    def drafted(self, n_drafts: int, n_accepted: int) -> None:
+        """Count one reply's drafts of a round, depth by depth."""
+        self.drafts += 1
+        for depth in range(n_drafts):
+            drafted, accepted = self.drafted_depths[depth]
+            self.drafted_depths[depth] = (drafted + 1, accepted + (depth < n_accepted))
 
     def ended(self, request: Request) -> None:
         """Count how a request ended."""
@@ -80,4 +92,8 @@ class Tally:
             longest_sequence_tokens=self.longest_sequence,
             put_back_total=self.put_back,
             steps_total=self.steps,
+            drafts_total=self.drafts,
+            draft_tokens_total=sum(drafted for drafted, _ in self.drafted_depths),
+            draft_tokens_accepted_total=sum(accepted for _, accepted in self.drafted_depths),
+            draft_depths=tuple(self.drafted_depths),
         )

@@ -1,0 +1,192 @@
+"""How many tokens to draft: what drafts are worth, what they cost, and the best of it.
+
+Worth is learnt from verdicts, by depth (before drafting) and by grade (draft.py, after). Cost is
+the time of launches and draft steps on this machine, calibrated at the start and corrected at
+every round. Lengths decide speed alone: no reply depends on them.
+
+No torch and no clock here; durations are arguments, in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_DRAFTS = 7
+"""Drafts of one reply and round at most: a sequence can go back by 8 rows."""
+
+DEPTH_START = 0.6
+GRADE_START = (
+    *(0.06, 0.16, 0.3, 0.45, 0.6, 0.75, 0.86, 0.94, 0.98),  # the head's own probability
+    *(0.15, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95),  # tokens alike before a looked-up draft
+)
+"""What is believed before anything was seen."""
+
+
+class Acceptance:
+    """How often drafts stood: per depth and per grade, newest verdicts weighing most.
+
+    A request's own counts begin with what all requests before it showed (`parent`). The first
+    refused draft of a round is a failure; those behind it say nothing.
+    """
+
+    __slots__ = ("_depth", "_grade", "_keep", "_parent", "_trust")
+
+    def __init__(self, parent: Acceptance | None = None) -> None:
+        self._parent = parent
+        self._keep = 0.99 if parent is None else 0.95
+        self._trust = 4.0  # how many verdicts the prior is worth
+        self._depth = np.zeros((MOST_DRAFTS, 2))  # [.., refused or accepted]
+        self._grade = np.zeros((len(GRADE_START), 2))
+
+    def depth(self, depth: int) -> float:
+        """Probability that draft `depth` (from 0) stands when those before it do."""
+        prior = DEPTH_START if self._parent is None else self._parent.depth(depth)
+        return self._estimate(self._depth[depth], prior)
+
+    def grade(self, grade: int) -> float:
+        """Probability that a draft of this grade stands when those before it do."""
+        prior = GRADE_START[grade] if self._parent is None else self._parent.grade(grade)
+        return self._estimate(self._grade[grade], prior)
+
+    def record(self, grades: Sequence[int], accepted: int, *, by_depth: bool) -> None:
+        """Learn from a verdict. `by_depth`: the head's drafts; looked-up ones have grades alone."""
+        for depth, grade in enumerate(grades[: accepted + 1]):
+            stood = int(depth < accepted)
+            self._count(self._grade[grade], stood)
+            if by_depth:
+                self._count(self._depth[depth], stood)
+        if self._parent is not None:
+            self._parent.record(grades, accepted, by_depth=by_depth)
+
+    def _estimate(self, seen_2: np.ndarray, prior: float) -> float:
+        return float((seen_2[1] + self._trust * prior) / (seen_2.sum() + self._trust))
+
+    def _count(self, seen_2: np.ndarray, stood: int) -> None:
+        seen_2 *= self._keep
+        seen_2[stood] += 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One measurement: `sessions` and `rows` of a launch, or steps and step rows of drafting."""
+
+    sessions: int
+    rows: int
+    seconds: float
+
+
+class RoundCost:
+    """Seconds of a launch of so many sessions and rows: a + b sessions + c rows, then corrected.
+
+    A common factor follows slow changes (longer contexts, a busy machine), one factor a size what
+    is peculiar to it. Each moves by a fraction of the surprise, and no single surprise counts for
+    more than a factor of two.
+    """
+
+    __slots__ = ("_base", "_drift", "_own")
+
+    def __init__(self, calibration: Sequence[Measured]) -> None:
+        self._base = _fit(calibration)
+        self._drift = 1.0
+        self._own: dict[tuple[int, int], float] = {}
+
+    def seconds(self, sessions: int, rows: int) -> float:
+        """What such a launch takes."""
+        own = self._own.get((sessions, rows), 1.0)
+        return self._plain(sessions, rows) * self._drift * own
+
+    def observe(self, measured: Measured) -> None:
+        """Correct by what a launch took."""
+        size = (measured.sessions, measured.rows)
+        surprise = measured.seconds / self.seconds(*size)
+        surprise = min(max(surprise, 0.5), 2.0)
+        self._drift = min(max(self._drift * surprise**0.03, 1e-3), 1e3)
+        own = self._own.get(size, 1.0) * surprise**0.1
+        self._own[size] = min(max(own, 0.25), 4.0)
+
+    def _plain(self, sessions: int, rows: int) -> float:
+        a, b, c = self._base
+        return a + b * sessions + c * rows
+
+
+def _fit(calibration: Sequence[Measured]) -> tuple[float, float, float]:
+    """Least squares with no negative part; a usual shape where less than three were measured."""
+    if len(calibration) < 3:
+        fastest = min((m.seconds for m in calibration), default=1e-3)
+        return 0.8 * fastest, 0.1 * fastest, 0.1 * fastest
+    size_N3 = np.array([[1.0, m.sessions, m.rows] for m in calibration])
+    seconds_N = np.array([m.seconds for m in calibration])
+    used = [0, 1, 2]
+    while True:
+        found = np.linalg.lstsq(size_N3[:, used], seconds_N, rcond=None)[0]
+        if (found >= 0).all() or len(used) == 1:
+            break
+        used = [place for place, value in zip(used, found, strict=True) if value > 0] or [0]
+    parts = [0.0, 0.0, 0.0]
+    for place, value in zip(used, found, strict=True):
+        parts[place] = max(float(value), 0.0)
+    return max(parts[0], 1e-7), parts[1], max(parts[2], 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """A reply's drafts to come: probability that each stands with all before it, falling.
+
+    `free`: they are there already and cost no draft step.
+    """
+
+    chances: tuple[float, ...]
+    free: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthPlan:
+    """Drafts for each reply, and the tokens a second that this promises."""
+
+    lengths: tuple[int, ...]
+    tokens_a_second: float
+
+
+GAIN_NEEDED = 1.02
+"""Drafting has to promise this much more than not drafting: estimates are noisy."""
+
+
+def plan_lengths(prospects: Sequence[Prospect], launch: RoundCost, steps: RoundCost) -> LengthPlan:
+    """The lengths with the most tokens a second for all replies together.
+
+    Drafts are taken in order of their chance, so each prefix of the order is the best choice of
+    its size; the best prefix wins.
+    """
+    count = len(prospects)
+    order = sorted(
+        (
+            (-chance, depth, place)
+            for place, p in enumerate(prospects)
+            for depth, chance in enumerate(p.chances)
+        )
+    )
+    plain = count / launch.seconds(count, count)
+    best, best_rate = [0] * count, plain * GAIN_NEEDED
+    lengths, tokens = [0] * count, float(count)
+    for negative_chance, _, place in order:
+        lengths[place] += 1
+        tokens -= negative_chance
+        rate = tokens / round_seconds(lengths, prospects, launch, steps)
+        if rate > best_rate:
+            best, best_rate = lengths.copy(), rate
+    return LengthPlan(lengths=tuple(best), tokens_a_second=best_rate if any(best) else plain)
+
+
+def round_seconds(
+    lengths: Sequence[int], prospects: Sequence[Prospect], launch: RoundCost, steps: RoundCost
+) -> float:
+    """Drafting and launch of a round with these lengths."""
+    drawn = [n for n, p in zip(lengths, prospects, strict=True) if n and not p.free]
+    seconds = launch.seconds(len(lengths), len(lengths) + sum(lengths))
+    return seconds + (steps.seconds(max(drawn), sum(drawn)) if drawn else 0.0)

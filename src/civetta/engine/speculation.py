@@ -1,0 +1,295 @@
+"""`Speculation`: drafts for a round of decoding, as long as they pay.
+
+For every round: look the newest tokens up in each reply's own text, choose lengths for all replies
+together (decode/lengths.py), let the head draft, drop what turned out unlikely. After the round:
+learn from what stood and from what it took. When no length pays there are no drafts, and now and
+then one draft, to notice when that changes.
+
+Nothing here can fail a request: a fault ends drafting, not the reply.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from civetta.decode.draft import (
+    Draft,
+    Drafter,
+    DraftTask,
+    LookupDrafter,
+    MtpDrafter,
+    lookup_grade,
+)
+from civetta.decode.lengths import (
+    MOST_DRAFTS,
+    Acceptance,
+    LengthPlan,
+    Measured,
+    Prospect,
+    RoundCost,
+    plan_lengths,
+)
+from civetta.decode.lookup import TextIndex
+from civetta.errors import EngineBusy
+from civetta.log import log_event
+from civetta.model.mtp import can_draft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from civetta.engine.job import Job
+    from civetta.errors import CivettaError
+    from civetta.model.mtp import MtpHead
+
+_log = logging.getLogger(__name__)
+
+SHORTEST_RETRY = 16
+LONGEST_RETRY = 128
+"""Rounds without drafts before one is tried again: doubles while that shows nothing new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """How to draft. `head` for mode "mtp"; `most` drafts a reply and round.
+
+    `fixed` always drafts `most`, for measurements and tests. `launches` and `steps` are the
+    calibration of this machine (calibrate.py).
+    """
+
+    mode: Literal["mtp", "lookup"]
+    most: int
+    head: MtpHead | None = None
+    fixed: bool = False
+    launches: tuple[Measured, ...] = ()
+    steps: tuple[Measured, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reply:
+    """What is known of one reply: its tokens, and how its drafts fared."""
+
+    text: TextIndex
+    accepted: Acceptance
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    """One round in the making: tasks, what each may bring, and the plan."""
+
+    jobs: list[Job]
+    tasks: list[DraftTask]
+    replies: list[_Reply]
+    prospects: list[Prospect]
+    plan: LengthPlan
+
+
+class Speculation:
+    """Proposes drafts and learns. Used by the step thread alone.
+
+    `guard` runs an action and returns its fault instead of raising it.
+    """
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        *,
+        clock: Callable[[], float],
+        guard: Callable[[Callable[[], None]], CivettaError | None],
+    ) -> None:
+        assert 1 <= drafting.most <= MOST_DRAFTS, "more drafts than a sequence can take back"
+        assert (drafting.head is not None) == (drafting.mode == "mtp")
+        self._drafting, self._clock, self._guard = drafting, clock, guard
+        self._lookup: Drafter = LookupDrafter()
+        self._mtp: Drafter | None = None if drafting.head is None else MtpDrafter(drafting.head)
+        self._launch, self._steps = RoundCost(drafting.launches), RoundCost(drafting.steps)
+        self._accepted = Acceptance()
+        self._replies: dict[int, _Reply] = {}
+        self._quiet_rounds, self._retry_after = 0, SHORTEST_RETRY
+        self._broken = False
+
+    def propose(self, jobs: Sequence[Job]) -> dict[int, Draft]:
+        """Drafts by job key, for the jobs that get any. Pages for them are reserved. Never raises."""
+        drafts: dict[int, Draft] = {}
+        if self._broken:
+            return drafts
+        if self._guard(lambda: self._propose(jobs, drafts)) is not None:
+            self._broken = True
+            log_event(_log, logging.ERROR, "drafting_stopped", mode=self._drafting.mode)
+            return {}
+        return {key: draft for key, draft in drafts.items() if draft.ids}
+
+    def launched(self, *, sessions: int, rows: int, seconds: float) -> None:
+        """Learn what a round's launch and choice of tokens took."""
+        self._launch.observe(Measured(sessions=sessions, rows=rows, seconds=seconds))
+
+    def judged(self, job: Job, draft: Draft, accepted: int) -> None:
+        """Learn how many of a reply's drafts stood."""
+        reply = self._replies.get(job.key)
+        if reply is not None:
+            reply.accepted.record(draft.grades, accepted, by_depth=not draft.looked_up)
+
+    # ---- a round -------------------------------------------------------------------------------
+
+    def _propose(self, jobs: Sequence[Job], drafts: dict[int, Draft]) -> None:
+        round_ = self._plan([job for job in jobs if not job.alone])
+        if round_ is None:
+            return
+        for drafter, free in ((self._lookup, True), (self._mtp, False)):
+            places = [i for i, p in enumerate(round_.prospects) if p.free == free and p.chances]
+            if drafter is None or not places:
+                continue
+            began_s = self._clock()
+            found = drafter.propose(
+                [round_.tasks[i] for i in places],
+                partial(self._goes_on, round_, places),
+            )
+            if not free:
+                self._stepped(found, self._clock() - began_s)
+            for i, draft in zip(places, found, strict=True):
+                draft.looked_up = free
+                self._drop_unlikely(round_, i, draft)
+                drafts[round_.jobs[i].key] = draft
+
+    def _plan(self, jobs: Sequence[Job]) -> _Round | None:
+        """Tasks and lengths; None when nobody may draft."""
+        self._forget(jobs)
+        able = [(job, reply, most) for job in jobs for reply, most in [self._room(job)] if most]
+        if not able:
+            return None
+        tasks = [
+            DraftTask(
+                session=job.live,
+                next_id=job.request.generated_ids[-1],
+                params=job.request.spec.sampling,
+                history=job.begun.history,
+                text=reply.text,
+                most=most,
+            )
+            for job, reply, most in able
+        ]
+        replies = [reply for _, reply, _ in able]
+        prospects = [self._prospect(t, r) for t, r in zip(tasks, replies, strict=True)]
+        others = [Prospect(chances=())] * (len(jobs) - len(able))
+        plan = plan_lengths([*prospects, *others], self._launch, self._steps)
+        if self._drafting.fixed:
+            plan = LengthPlan(lengths=tuple(t.most for t in tasks), tokens_a_second=0.0)
+        else:
+            plan = self._retried(plan, prospects)
+        return _Round(
+            jobs=[job for job, _, _ in able],
+            tasks=tasks,
+            replies=replies,
+            prospects=prospects,
+            plan=plan,
+        )
+
+    def _room(self, job: Job) -> tuple[_Reply, int]:
+        """A job's books, and how many drafts it has tokens and pages for."""
+        request, session = job.request, job.live
+        reply = self._replies.get(job.key)
+        if reply is None:
+            reply = _Reply(text=TextIndex(), accepted=Acceptance(self._accepted))
+            self._replies[job.key] = reply
+        text = reply.text
+        if not len(text):
+            text.append(request.spec.prompt_ids)
+        text.append(request.generated_ids[len(text) - request.prompt_tokens :])
+        most = min(self._drafting.most, session.limit - session.position - 2)
+        if request.spec.max_tokens is not None:
+            most = min(most, request.spec.max_tokens - len(request.generated_ids) - 1)
+        if most < 1:
+            return reply, 0
+        try:
+            session.reserve(1 + most)
+        except EngineBusy:  # drafts never take pages from anybody
+            return reply, 0
+        return reply, most
+
+    def _prospect(self, task: DraftTask, reply: _Reply) -> Prospect:
+        """What drafting may bring: from the text where that promises more than the head."""
+        _, match = task.text.continuation(1)
+        accepted = reply.accepted
+        by_text = accepted.grade(lookup_grade(match)) if match else 0.0
+        has_head = self._mtp is not None and can_draft(task.session)
+        by_head = accepted.depth(0) if has_head else 0.0
+        if by_text and by_text >= by_head:
+            return Prospect(chances=tuple(by_text ** (d + 1) for d in range(task.most)), free=True)
+        chances: list[float] = []
+        chance = 1.0
+        for depth in range(task.most if has_head else 0):
+            chance *= accepted.depth(depth)
+            chances.append(chance)
+        return Prospect(chances=tuple(chances))
+
+    def _retried(self, plan: LengthPlan, prospects: Sequence[Prospect]) -> LengthPlan:
+        """The plan; after many rounds without drafts, one draft for one reply."""
+        if any(plan.lengths):
+            self._quiet_rounds, self._retry_after = 0, SHORTEST_RETRY
+            return plan
+        self._quiet_rounds += 1
+        able = [i for i, p in enumerate(prospects) if p.chances]
+        if self._quiet_rounds < self._retry_after or not able:
+            return plan
+        self._quiet_rounds, self._retry_after = 0, min(2 * self._retry_after, LONGEST_RETRY)
+        chosen = max(able, key=lambda i: prospects[i].chances[0])
+        lengths = tuple(int(i == chosen) for i in range(len(plan.lengths)))
+        return LengthPlan(lengths=lengths, tokens_a_second=plan.tokens_a_second)
+
+    def _goes_on(self, round_: _Round, places: Sequence[int], nth: int, draft: Draft) -> bool:
+        """Whether one more draft of a reply is worth a step and a row, by what is known now."""
+        place = places[nth]
+        planned, drawn = round_.plan.lengths[place], len(draft.ids)
+        if self._drafting.fixed or not planned:
+            return planned > 0
+        if drawn == 0:
+            return True
+        accepted, prospect = round_.replies[place].accepted, round_.prospects[place]
+        if prospect.free:
+            return drawn < planned
+        chance = self._chance(accepted, draft) * accepted.depth(drawn)
+        active = sum(
+            1
+            for n, p in zip(round_.plan.lengths, round_.prospects, strict=False)
+            if n and not p.free
+        )
+        step_s = self._steps.seconds(1, active) / max(active, 1)
+        return chance >= round_.plan.tokens_a_second * (step_s + self._row_s(round_))
+
+    def _drop_unlikely(self, round_: _Round, place: int, draft: Draft) -> None:
+        """Keep the drafts that are worth a row of the launch; at least the first."""
+        if self._drafting.fixed:
+            return
+        worth = round_.plan.tokens_a_second * self._row_s(round_)
+        accepted, chance = round_.replies[place].accepted, 1.0
+        for depth, grade in enumerate(draft.grades):
+            chance *= accepted.grade(grade)
+            if depth and chance < worth:
+                draft.cut(depth)
+                return
+
+    def _chance(self, accepted: Acceptance, draft: Draft) -> float:
+        chance = 1.0
+        for grade in draft.grades:
+            chance *= accepted.grade(grade)
+        return chance
+
+    def _row_s(self, round_: _Round) -> float:
+        """Seconds that one more row costs in this round's launch."""
+        count = len(round_.plan.lengths)
+        drafts = max(sum(round_.plan.lengths), 1)
+        more = self._launch.seconds(count, count + drafts) - self._launch.seconds(count, count)
+        return max(more / drafts, 0.0)
+
+    def _stepped(self, drafts: Sequence[Draft], seconds: float) -> None:
+        drawn = [len(draft.ids) for draft in drafts if draft.ids]
+        if drawn:
+            self._steps.observe(Measured(sessions=max(drawn), rows=sum(drawn), seconds=seconds))
+
+    def _forget(self, jobs: Sequence[Job]) -> None:
+        """Drop the books of replies that ended; one that only waits pays with its counts."""
+        if len(self._replies) > 2 * len(jobs) + 16:
+            running = {job.key for job in jobs}
+            self._replies = {key: r for key, r in self._replies.items() if key in running}

@@ -1,0 +1,215 @@
+"""Replies with drafts are replies without: tokens, text, log-probabilities, reasons, stop strings."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from civetta.decode.lengths import Measured
+from civetta.engine.protocol import GenerateRequest
+from civetta.model.tiny import write_tiny
+from civetta.types import FinishReason, SamplingParams
+from engine.drafting import Bench, Prophet, replies, said
+from engine.fakes import ManualClock
+
+pytestmark = pytest.mark.timeout(120)
+random = np.random.default_rng(8)
+PROMPTS = [[int(i) for i in random.integers(0, 256, n)] for n in (5, 40, 57, 60, 63, 64, 90, 121)]
+PROMPTS[1] = [*range(30, 50)] * 2  # repeats itself
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0),
+    "warm": SamplingParams(temperature=0.7, seed=11, top_p=0.9),
+    "filters and penalties": SamplingParams(
+        temperature=1.0,
+        seed=3,
+        top_k=20,
+        top_p=0.95,
+        min_p=0.02,
+        repeat_penalty=1.2,
+        repeat_last_n=16,
+        frequency_penalty=0.3,
+        presence_penalty=0.5,
+        logprobs=3,
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet():
+    logger = logging.getLogger("civetta")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Bench(write_tiny(tmp_path_factory.mktemp("tiny")))
+
+
+def asked(sampling, count=8, **fields):
+    defaults = {"max_tokens": 14, "ignore_eos": True}
+    return [
+        GenerateRequest(
+            request_id=f"r{i}",
+            prompt_ids=tuple(prompt),
+            sampling=sampling,
+            **{**defaults, **fields},
+        )
+        for i, prompt in enumerate(PROMPTS[:count])
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(bench):
+    """Without drafting, one by one."""
+    found = {}
+    with bench.engine() as engine:
+        for name, sampling in SAMPLINGS.items():
+            found[name] = [replies(engine, [request])[0] for request in asked(sampling)]
+    return found
+
+
+def prophet(bench, outcomes, wrong_every=0):
+    texts = [p + o["ids"] for p, o in zip(PROMPTS, outcomes, strict=False)]
+    return Prophet(texts, bench.vocab, wrong_every)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("depth", "sessions", "count"), [(1, 1, 2), (7, 1, 2), (3, 4, 5), (7, 8, 8)]
+)
+def test_drafts_change_nothing(bench, plain, sampling, depth, sessions, count):
+    """A head that is right mostly, one that is random, and the text itself."""
+    requests, wanted = asked(SAMPLINGS[sampling], count), plain[sampling][:count]
+    head = prophet(bench, wanted, wrong_every=5)
+    kinds = [{"head": head}, {"mode": "lookup"}, {}]
+    for options in kinds[:2] if count == 8 else kinds:
+        with bench.engine(sessions=sessions, draft=depth, **options) as engine:
+            assert said(replies(engine, requests)) == said(wanted)
+            stats = engine.stats()
+        if options.get("head"):
+            assert stats.draft_tokens_accepted_total > stats.draft_tokens_total / 3 > 0
+
+
+def test_a_right_draft_saves_launches(bench, plain):
+    wanted = plain["greedy"]
+    head = prophet(bench, wanted)
+    with bench.engine(draft=7, head=head) as engine:
+        (found,) = replies(engine, asked(SAMPLINGS["greedy"], 1))
+        stats = engine.stats()
+    usage = found["usage"]
+    assert found["ids"] == wanted[0]["ids"]
+    assert head.rounds == 2  # 1 token of the prefill, then 8 a round
+    assert usage.draft_tokens == usage.draft_tokens_accepted == stats.draft_tokens_total == 7 + 4
+    assert stats.draft_depths == (*[(2, 2)] * 4, *[(1, 1)] * 3)
+    assert stats.drafts_total == 2
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_lengths_that_adapt_change_nothing(bench, plain, sampling):
+    for options in ({"mode": "lookup"}, {"head": prophet(bench, plain[sampling], 7)}):
+        with bench.engine(sessions=4, draft=7, fixed=False, **options) as engine:
+            assert said(replies(engine, asked(SAMPLINGS[sampling], 5))) == said(plain[sampling][:5])
+
+
+def test_stop_strings_end_a_verified_draft(bench, plain):
+    """The stop string lies in the middle of drafts that all stand."""
+    for outcome, prompt in zip(plain["greedy"][:3], PROMPTS[:3], strict=True):
+        stop = outcome["text"][6:8]
+        assert stop
+        request = GenerateRequest(
+            request_id="x",
+            prompt_ids=tuple(prompt),
+            sampling=SAMPLINGS["greedy"],
+            max_tokens=14,
+            ignore_eos=True,
+            stop=(stop,),
+        )
+        with bench.engine() as engine:
+            wanted = replies(engine, [request])
+        assert wanted[0]["reason"] is FinishReason.STOP
+        with bench.engine(draft=7, head=prophet(bench, plain["greedy"])) as engine:
+            assert said(replies(engine, [request])) == said(wanted)
+
+
+def test_end_tokens_end_a_verified_draft(bench):
+    """Some of these prompts reach an end token by sampling from all tokens."""
+    hot = SamplingParams(temperature=2.0, seed=5)
+    requests = asked(hot, max_tokens=30, ignore_eos=False)
+    with bench.engine(sessions=8) as engine:
+        wanted = replies(engine, requests)
+    assert {one["reason"] for one in wanted} == {FinishReason.STOP, FinishReason.LENGTH}
+    with bench.engine(sessions=8, draft=7, head=prophet(bench, wanted)) as engine:
+        found = replies(engine, requests)
+        assert said(found) == said(wanted)
+        assert engine.stats().draft_tokens_accepted_total > 30
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 8, 9])
+def test_budgets_are_kept(bench, plain, max_tokens):
+    with bench.engine(sessions=2, draft=7, head=prophet(bench, plain["greedy"])) as engine:
+        found = replies(engine, asked(SAMPLINGS["greedy"], 3, max_tokens=max_tokens))
+    for one, whole in zip(found, plain["greedy"], strict=False):
+        assert one["ids"] == whole["ids"][:max_tokens]
+        assert one["reason"] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("context", [66, 70, 129])
+def test_the_context_ends_where_it_ends(bench, context):
+    requests = [
+        request
+        for request in asked(SAMPLINGS["greedy"], max_tokens=None)
+        if context - 40 < len(request.prompt_ids) < context
+    ]
+    with bench.engine(context=context) as engine:
+        wanted = replies(engine, requests)
+    with bench.engine(context=context, draft=7, head=prophet(bench, wanted)) as engine:
+        assert said(replies(engine, requests)) == said(wanted)
+
+
+def machine(row_s, step_s):
+    """Calibration of a machine with these prices beside a launch of one second."""
+    sizes = [(1, 1), (1, 4), (1, 8), (2, 2)]
+    return tuple(
+        tuple(Measured(sessions=s, rows=r, seconds=a + r * b) for s, r in sizes)
+        for a, b in ((1.0, row_s), (0.001, step_s))
+    )
+
+
+def test_drafting_stops_where_it_does_not_pay_and_is_tried_again(bench, plain):
+    requests = asked(SAMPLINGS["greedy"], 1, max_tokens=60)
+    costs, still = machine(row_s=1.0, step_s=1.0), ManualClock()
+    with bench.engine(draft=7, fixed=False, costs=costs, clock=still) as engine:
+        (found,) = replies(engine, requests)
+        assert engine.stats().drafts_total == 2  # after 16 rounds, and 32 further ones
+        assert found["ids"][:14] == plain["greedy"][0]["ids"]
+
+
+def test_lengths_grow_where_drafts_stand(bench, plain):
+    head = prophet(bench, plain["greedy"])
+    costs, still = machine(row_s=0.01, step_s=0.01), ManualClock()
+    with bench.engine(draft=7, fixed=False, head=head, costs=costs, clock=still) as engine:
+        (found,) = replies(engine, asked(SAMPLINGS["greedy"], 1))
+    assert found["ids"] == plain["greedy"][0]["ids"]
+    assert head.rounds <= 5  # thirteen tokens behind the first one
+
+
+def test_a_fault_of_the_drafter_ends_drafting_alone(bench, plain):
+    class Faulty(Prophet):
+        def extend(self, chain, ids):
+            raise ValueError("broken")
+
+    with bench.engine(sessions=2, draft=5, head=Faulty([], bench.vocab)) as engine:
+        assert said(replies(engine, asked(SAMPLINGS["warm"], 4))) == said(plain["warm"][:4])
+        assert engine.stats().draft_tokens_total == 0
+
+
+def test_page_shortage_stops_drafts_not_replies(bench, plain):
+    """Two sessions' worth of pages in all, six requests: drafts take no page from anybody."""
+    head = prophet(bench, plain["warm"])
+    with bench.engine(sessions=6, context=146, draft=7, head=head) as engine:
+        assert said(replies(engine, asked(SAMPLINGS["warm"], 6))) == said(plain["warm"][:6])
