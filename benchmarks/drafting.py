@@ -33,7 +33,6 @@ import torch
 from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
 from civetta.engine.load import TrunkModel, load_trunk_only
-from civetta.engine.memory import MemoryNeeds, MemoryPlan, plan_memory, state_sizes
 from civetta.engine.protocol import Finished, GenerateRequest, ModelInfo, TokenEvent
 from civetta.engine.speculation import Drafting
 from civetta.model.embedded import embedded_model_path
@@ -106,7 +105,9 @@ class Bench:
                 steps=self.costs[1] if mode == "mtp" else (),
             )
         return Engine(
-            TrunkModel(loaded.trunk, memory(loaded.trunk, users, self.context)),
+            TrunkModel(
+                loaded.trunk, loaded.trunk.store(sessions=users, context_tokens=self.context)
+            ),
             _info(loaded, self.context),
             tokenizer=loaded.tokenizer,
             template=loaded.template,
@@ -324,16 +325,6 @@ def with_random_head(model: Path, folder: Path) -> Path:
     text = json.dumps({"metadata": {}, "weight_map": index})
     (folder / "model.safetensors.index.json").write_text(text)
     return folder
-
-
-def memory(trunk: Any, sessions: int, context: int) -> MemoryPlan:
-    """Whole contexts for all sessions, however much memory there is."""
-    needs = MemoryNeeds(
-        sizes=state_sizes(trunk.state_shape, trunk.dtype),
-        sessions=sessions,
-        context_tokens=context,
-    )
-    return plan_memory(needs, available_bytes=1 << 40)
 
 
 def _info(loaded: Any, context: int) -> ModelInfo:

@@ -8,7 +8,6 @@ import torch
 
 from civetta.engine.engine import Engine
 from civetta.engine.load import TrunkModel, load_trunk_only
-from civetta.engine.memory import MemoryNeeds, plan_memory, state_sizes
 from civetta.engine.protocol import Finished, TokenEvent
 from civetta.engine.speculation import Drafting
 from civetta.model.mtp import Chain
@@ -85,7 +84,7 @@ class Bench:
                 mode=mode, most=draft, head=head, fixed=fixed, launches=launches, steps=steps
             )
         return Engine(
-            TrunkModel(self.trunk, memory(self.trunk, sessions, context)),
+            TrunkModel(self.trunk, self.trunk.store(sessions=sessions, context_tokens=context)),
             info(context),
             tokenizer=self.loaded.tokenizer,
             template=self.loaded.template,
@@ -118,13 +117,3 @@ def outcome(events):
 def said(outcomes):
     """The parts of outcomes that drafting may not change."""
     return [{k: v for k, v in one.items() if k != "usage"} for one in outcomes]
-
-
-def memory(trunk, sessions, context):
-    """Whole contexts for all sessions, however much memory there is."""
-    needs = MemoryNeeds(
-        sizes=state_sizes(trunk.state_shape, trunk.dtype),
-        sessions=sessions,
-        context_tokens=context,
-    )
-    return plan_memory(needs, available_bytes=1 << 40)

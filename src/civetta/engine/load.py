@@ -20,15 +20,13 @@ from civetta.cache.setup import build_cache, plan_cache
 from civetta.chat.image_rules import ImageSupport
 from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
-from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
+from civetta.engine.load_drafting import HEAD_NORMS, draft_head, drafting_of
 from civetta.engine.memory import MemoryNeeds, available_host_bytes, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
-from civetta.engine.speculation import Drafting
 from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
 from civetta.kernels.select import resolve_device, select
 from civetta.log import log_event
-from civetta.model.bind_mtp import find_head
 from civetta.model.bind_table import GGUF_TABLE
 from civetta.model.build import CheckedModel, TableOptions, build_trunk, check_checkpoint
 from civetta.model.embedded import MODEL_ID, embedded_model_path
@@ -44,22 +42,18 @@ if TYPE_CHECKING:
     from civetta.chat.images import PreparedImage
     from civetta.engine.memory import MemoryPlan
     from civetta.kernels.ops import Ops
-    from civetta.model.bind_mtp import CheckedHead
     from civetta.model.inputs import Piece
-    from civetta.model.mtp import HiddenNorm
     from civetta.model.trunk import Trunk
     from civetta.model.vision import ImageEncoding
     from civetta.model.vision_build import CheckedVision
     from civetta.options import (
         CacheOptions,
-        DraftingOptions,
         ModelOptions,
         Settings,
         VisionOptions,
     )
     from civetta.state.session import Session, SessionStore
 
-HEAD_NORMS: dict[str, HiddenNorm] = {"wide": "wide", "stream": "stream"}
 IMAGE_PAD = "<|image_pad|>"
 DEFAULT_IMAGE_TOKEN = 248056  # model.md F-22: older GGUF files state none
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -145,7 +139,7 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
             checked,
             dtype=_dtype(options.dtype, device),
             ops=ops,
-            head=_head(settings.drafting, checked),
+            head=draft_head(settings.drafting, checked),
             head_norm=HEAD_NORMS[settings.drafting.mtp_norm],
             table=table_options(options),
             device=device,
@@ -232,37 +226,7 @@ def load_engine(settings: Settings) -> Engine:
         options=settings.engine,
         cache_drain_s=settings.server.drain_timeout,
         image_cache_bytes=settings.vision.image_cache_mib << 20,
-        drafting=_drafting(settings.drafting, loaded.trunk),
-    )
-
-
-def _head(options: DraftingOptions, checked: CheckedModel) -> CheckedHead | None:
-    """The draft head that the settings ask for."""
-    if options.speculative != "mtp":
-        if options.mtp_model is not None:
-            raise UsageError("--mtp-model is of no use without --speculative mtp; give both")
-        return None
-    given = None if options.mtp_model is None else Path(options.mtp_model).expanduser()
-    head = find_head(checked.checkpoint, checked.config, given)
-    if head is None:
-        raise UsageError(
-            f"{checked.checkpoint.path} has no draft head and none lies beside it; name one with"
-            " --mtp-model, or draft from the text alone with --speculative lookup"
-        )
-    return head
-
-
-def _drafting(options: DraftingOptions, trunk: Trunk) -> Drafting | None:
-    """How to draft on this machine; None for not at all."""
-    if options.speculative == "off":
-        return None
-    launches, steps = calibrate(trunk)
-    return Drafting(
-        mode="lookup" if trunk.head is None else "mtp",
-        most=options.draft_tokens,
-        head=trunk.head,
-        launches=launches,
-        steps=steps,
+        drafting=drafting_of(settings.drafting, loaded.trunk),
     )
 
 
