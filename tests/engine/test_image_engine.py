@@ -27,7 +27,7 @@ from civetta.errors import (
 )
 from civetta.model.vision import ImageEncoding
 from civetta.model.vision_build import LazyTower
-from civetta.options import EngineOptions, ModelOptions, Settings, VisionOptions
+from civetta.options import CacheOptions, EngineOptions, ModelOptions, Settings, VisionOptions
 from civetta.types import SamplingOverrides
 
 pytestmark = pytest.mark.timeout(120)
@@ -49,12 +49,13 @@ def model(tmp_path_factory):
     return str(tiny_vision.write(tmp_path_factory.mktemp("tiny") / "model"))
 
 
-def engine_at(model, *, vision=None, **options):
+def engine_at(model, *, vision=None, cache="on", **options):
     return load_engine(
         Settings(
             model=ModelOptions(model=model, threads=1),
             engine=EngineOptions(**options),
             vision=vision or VisionOptions(),
+            cache=CacheOptions(cache=cache),
         )
     )
 
@@ -193,7 +194,7 @@ def test_an_image_is_encoded_once(model, watched):
         assert log.count("image") == 0
         ids_of(engine, talk(BLUE, "What?"))
         assert log.count("image") > 0
-    with engine_at(model, vision=VisionOptions(image_cache_mib=0)) as engine:
+    with engine_at(model, vision=VisionOptions(image_cache_mib=0), cache="off") as engine:
         log = watched(engine)
         for _ in range(2):
             del log[:]

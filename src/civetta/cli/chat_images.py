@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from civetta.chat.image_rules import BadImage
 from civetta.chat.image_source import ImageBytes, bytes_part, file_part
-from civetta.chat.images import decode_image
 from civetta.errors import ImageInvalid
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ class PendingImages:
 
     def add(self, name: str) -> None:
         """Read a file and see that it is a picture; raises ImageInvalid."""
+        from civetta.chat.images import decode_image  # brings numpy and PIL
+
         index = self.before + len(self.parts) + 1
         part = file_part(Path(name).expanduser(), index=index)
         try:
