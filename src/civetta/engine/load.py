@@ -182,7 +182,7 @@ def load_engine(settings: Settings) -> Engine:
         weights_bytes=_weight_bytes(checked),
         mapped=True,
     )
-    kept, plan = _divide(needs, settings.cache, available_host_bytes())
+    kept, plan = _divide(needs, settings.cache, _available_bytes(loaded.trunk.device))
     tell(plan)
     embedded = settings.model.model is None
     vision = find_vision(settings.vision, checked)
@@ -310,6 +310,13 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def _available_bytes(device: torch.device) -> int:
+    """Memory for state where it lives: the device's, or the host's for a CPU."""
+    if device.type == "cpu":
+        return available_host_bytes()
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
 def _divide(
     needs: MemoryNeeds, options: CacheOptions, available_bytes: int
 ) -> tuple[CachePlan, MemoryPlan]:
@@ -326,6 +333,7 @@ def _fingerprint(loaded: LoadedTrunk) -> str:
     facts = {
         "civetta": __version__,
         "config": checked.config,
+        "device": _device_name(trunk.device),
         "dtype": trunk.dtype,
         "ops": trunk.ops.name,
         "draft_head": trunk.head is not None,
@@ -337,6 +345,11 @@ def _fingerprint(loaded: LoadedTrunk) -> str:
         raise CheckpointNotFound(
             f"The model's files changed while they were loaded: {error}; start again."
         ) from error
+
+
+def _device_name(device: torch.device) -> str:
+    """Kind of device: bits are the same on all of one kind."""
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _message_starts(tokenizer: Tokenizer | None) -> tuple[int, ...]:
