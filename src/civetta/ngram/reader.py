@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from civetta.ngram.layout import Pieces, TableLayout
 
 KINDS = ("uring", "pool", "python")
-DEPTHS = {"uring": 256, "pool": 128, "python": 32}
+DEPTHS = {"uring": 128, "pool": 128, "python": 32}
 """Reads in flight at most. docs/measurements/ngram-store.md has the figures behind them."""
 PAGE_BYTES = 4096
 END_OF_FILE = -1
