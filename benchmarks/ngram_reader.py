@@ -1,7 +1,8 @@
 """Our readers of table rows against a plain C pool and against Python threads, on one disk.
 
 Random rows of a file, one page each, O_DIRECT. Every round measures every contestant once, in
-turn, each round beginning with another; the figures are medians over rounds, the ratios are taken round by round.
+turn, each round beginning with another; the figures are medians over rounds, the ratios are taken
+round by round.
 
     python benchmarks/ngram_reader.py [--file FILE] [--gib 4] [--rounds 5] [--out FILE.json]
 """
