@@ -107,7 +107,8 @@ class Finisher:
             if restore is not None:
                 restore.cancel()
             elif keep and session.position:
-                session.rewind(ahead)  # a state is kept for what was said, no more
+                if ahead:  # a state is kept for what was said, no more
+                    session.rewind(ahead)
                 self._cache.keep(session, KeepKind.REPLY, job.images)
         finally:
             session.close()
