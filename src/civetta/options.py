@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 SEED_MAX = 2**64 - 1
 INT_MAX = 2**31 - 1
+PREFILL_BATCH_GPU, PREFILL_BATCH_CPU = 4096, 2048  # docs/measurements/prefill-batch.md
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -203,11 +204,14 @@ class EngineOptions:
 
     sessions: int = _setting(1, "-j --sessions N", "Requests that run at the same time.", low=1)
     prefill_batch: int = _setting(
-        2048,
+        0,
         "--prefill-batch N",
-        "Prompt tokens computed in one go; never changes a reply.",
-        low=64,
+        f"Prompt tokens computed in one go, never changes a reply; 0 is {PREFILL_BATCH_GPU} on a GPU"
+        f" and {PREFILL_BATCH_CPU} on a CPU.",
+        low=0,
         high=8192,
+        excluded=tuple(range(1, 64)),
+        expects="a whole number from 64 to 8192, or 0 for the device's best",
     )
     prefill_chunk: int = _setting(
         512,
@@ -234,6 +238,11 @@ class EngineOptions:
         "Text that a request may generate before it ends with reason length.",
         low=1,
     )
+
+    def batch_on(self, device: str) -> int:
+        """Prompt tokens computed in one go on a device such as "cpu" or "cuda:0"."""
+        best = PREFILL_BATCH_CPU if device == "cpu" else PREFILL_BATCH_GPU
+        return self.prefill_batch or best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

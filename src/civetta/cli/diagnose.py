@@ -19,7 +19,7 @@ from civetta.errors import CivettaError
 if TYPE_CHECKING:
     from civetta.options import Settings
 
-NATIVE_MODULE = "civetta._native"
+NATIVE_MODULE = "civetta.kernels._native"
 _MIB = 1 << 20
 
 

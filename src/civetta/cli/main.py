@@ -40,6 +40,7 @@ COMMANDS = {
     "chat": Entry("civetta.cli.chat", "chat", "Talk to the model in the terminal."),
     "prompt": Entry("civetta.cli.prompt", "prompt", "Print one reply and exit."),
     "serve": Entry("civetta.cli.serve", "serve", "Serve the OpenAI HTTP API."),
+    "bench": Entry("civetta.cli.bench", "bench", "Measure prefill and decoding."),
     "probe": Entry("civetta.cli.probe", "probe", "Write teacher-forced logits of a text."),
     "diagnose": Entry("civetta.cli.diagnose", "diagnose", "Check this machine and model files."),
 }

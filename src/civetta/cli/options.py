@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from civetta.config import load_settings, parse_value
+from civetta.errors import UsageError
 from civetta.log import set_up_logging
 from civetta.options import Settings, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from civetta.options import Setting
 
@@ -89,3 +91,28 @@ def _click_option(item: Setting, default: object) -> Callable[[Any], Any]:
         return parse_value(item, raw, item.flags[-1])
 
     return click.option(*item.flags, item.name, type=parse, metavar=item.metavar, help=text)
+
+
+def parse_flags(text: str, topics: Sequence[str], where: str) -> dict[str, object]:
+    """Values by setting name of a text of flags, such as "--threads 1"; raises UsageError.
+
+    `topics` are those of `settings_command`; `where` names the text in messages.
+    """
+    offered = [item for topic in topics for item in _offered(topic)]
+    holder: Any = click.command(where)(lambda **values: values)
+    for item in offered:
+        holder = _click_option(item, None)(holder)
+    try:
+        with holder.make_context(where, shlex.split(text)) as context:
+            given = dict(context.params)
+    except ValueError as error:
+        raise UsageError(f"{where} is {text[:60]!r}: {error}; close the quotes.") from error
+    except click.UsageError as error:
+        raise UsageError(
+            f"{where}: {error.format_message()} Give flags of this command."
+        ) from error
+    return {
+        item.name: given[item.name]
+        for item in offered
+        if given[item.name] is not None and (item.metavar or given[item.name])
+    }

@@ -64,7 +64,7 @@ class Engine:
         limits = LoopLimits(
             budget=Budget(
                 sessions=options.sessions,
-                prefill_batch=options.prefill_batch,
+                prefill_batch=options.batch_on(info.device),
                 prefill_chunk=options.prefill_chunk,
                 pages=model.pages_total,
             ),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.engine.memory import MemoryPlan
+    from civetta.kernels.ops import Ops
     from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
     from civetta.options import ModelOptions, Settings
@@ -87,6 +88,11 @@ class LoadedTrunk:
     context_tokens: int
     path: Path
 
+    @property
+    def device(self) -> str:
+        """Where it computes."""
+        return str(self.trunk.device)
+
 
 def load_trunk_only(settings: Settings) -> LoadedTrunk:
     """Model, tokenizer and template that `settings` describe, without an engine.
@@ -97,12 +103,9 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
     path = Path(options.model) if options.model is not None else embedded_model_path()
     checked = check_checkpoint(path)
     context = _context(options.context, checked.config.context_tokens)
-    threads = options.threads or os.cpu_count() or 1
-    torch.set_num_threads(threads)
-    device = resolve_device(options.device)
-    ops = select(device, threads)
+    ops, device = choose_ops(options), resolve_device(options.device)
     tokenizer, template = read_text_side(checked)
-    log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=threads)
+    log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=thread_count(options))
     return LoadedTrunk(
         checked=checked,
         trunk=build_trunk(
@@ -117,6 +120,21 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
         context_tokens=context,
         path=path,
     )
+
+
+def thread_count(options: ModelOptions) -> int:
+    """CPU threads that compute."""
+    return options.threads or os.cpu_count() or 1
+
+
+def choose_ops(options: ModelOptions) -> Ops:
+    """The ops of the device; sets the compute threads, which are one setting for the process.
+
+    Raises UsageError.
+    """
+    threads = thread_count(options)
+    torch.set_num_threads(threads)
+    return select(options.device, threads)
 
 
 def load_engine(settings: Settings) -> Engine:
@@ -143,8 +161,8 @@ def load_engine(settings: Settings) -> Engine:
         context_tokens=loaded.context_tokens,
         vocab_size=checked.config.vocab,
         parameters=sum(prod(info.shape) for info in checked.checkpoint.tensors.values()),
-        format=_format(checked),
-        device=str(loaded.trunk.device),
+        format=stored_format(checked),
+        device=loaded.device,
         dtype="bf16" if loaded.trunk.dtype == torch.bfloat16 else "f32",
         created_s=int(time.time()),
         has_tokenizer=loaded.tokenizer is not None,
@@ -225,7 +243,7 @@ def _model_id(path: Path, *, embedded: bool) -> str:
     return path.stem if path.is_file() else path.resolve().name
 
 
-def _format(checked: CheckedModel) -> str:
+def stored_format(checked: CheckedModel) -> str:
     """Container and the format that holds most bytes."""
     sizes: Counter[str] = Counter()
     for info in checked.checkpoint.tensors.values():

@@ -20,7 +20,7 @@ from civetta.state.recurrent import RecurrentShape
 from civetta.state.session import Session, SessionStore, StateShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig
@@ -55,6 +55,11 @@ class Trunk:
         )
         kinds = config.layer_kinds
         self._index = tuple(kinds[:i].count(kind) for i, kind in enumerate(kinds))
+
+    def over(self, ops: Ops, around: Callable[[RowSource], RowSource]) -> Trunk:
+        """The same network with other ops and its table behind `around`; without a draft head."""
+        rows = None if self._rows is None else around(self._rows)
+        return Trunk(self.config, self.weights, ops, self.dtype, rows)
 
     @property
     def state_shape(self) -> StateShape:

@@ -1,0 +1,220 @@
+"""Carry out cases: reach the depth, take the time of the work, keep what came out.
+
+Greedy decoding. The depth of a case is prefilled once, untimed; every repetition, the one that
+warms up included, goes on from a fork of that state, which shares its pages and copies the rest.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from civetta.bench import gpu
+from civetta.bench.case import token_stream
+from civetta.bench.memory import Usage, UsageWatch
+from civetta.bench.phases import PhaseTimer, timed_trunk
+from civetta.errors import LogitsInvalid
+from civetta.kernels.ops import PAGE_TOKENS
+from civetta.model.inputs import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from civetta.bench.case import Case
+    from civetta.bench.subject import Subject
+    from civetta.model.inputs import Rows
+    from civetta.model.trunk import Trunk
+    from civetta.state.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How often, from which seed, and what to look at besides the time."""
+
+    repetitions: int
+    seed: int = 0
+    phases: bool = False
+    memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """SHA-256, a session each: of the generated ids (int64, little-endian), and of the last
+    position's logits (float32, little-endian)."""
+
+    ids: tuple[str, ...]
+    logits: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One repetition. `phases_s` is empty when phases were not asked for."""
+
+    seconds: float
+    output: Output
+    phases_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """All repetitions of a case with one subject, in the order of time."""
+
+    case: Case
+    subject: Subject
+    samples: tuple[Sample, ...]
+    usage: Usage | None
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each repetition, all sessions together."""
+        tokens = self.case.tokens * self.case.sessions
+        return [tokens / sample.seconds for sample in self.samples]
+
+
+def measure(case: Case, subjects: Sequence[Subject], options: Options) -> list[Measurement]:
+    """Run a case with the subjects in turn (A B A B ...), each warmed up before.
+
+    Raises LogitsInvalid, ReadFailed, or EngineBusy when the state does not fit the memory.
+    """
+    benches = [_Bench(case, subject, options) for subject in subjects]
+    samples: list[list[Sample]] = [[] for _ in benches]
+    for _ in range(1 + options.repetitions):
+        for subject, bench, kept in zip(subjects, benches, samples, strict=True):
+            if len(subjects) > 1:
+                subject.activate()
+            kept.append(bench.repeat())
+    return [
+        Measurement(case=case, subject=subject, samples=tuple(kept[1:]), usage=bench.usage())
+        for subject, bench, kept in zip(subjects, benches, samples, strict=True)
+    ]
+
+
+class _Bench:
+    """One subject set up for one case."""
+
+    def __init__(self, case: Case, subject: Subject, options: Options) -> None:
+        self._case, self._subject, self._options = case, subject, options
+        self._timer = PhaseTimer() if options.phases else None
+        trunk = subject.trunk
+        self._trunk: Trunk = trunk if self._timer is None else timed_trunk(trunk, self._timer)
+        self._streams = [
+            token_stream(options.seed, i, case.context_tokens, trunk.config.vocab)
+            for i in range(case.sessions)
+        ]
+        store = trunk.store(
+            sessions=case.sessions, context_tokens=case.context_tokens, pages=_pages(case)
+        )
+        self._deep = [store.open() for _ in self._streams]
+        self._usages: list[Usage] = []
+
+    def repeat(self) -> Sample:
+        """Reach the depth, then do the work that is timed."""
+        case = self._case
+        with UsageWatch() if self._options.memory else nullcontext() as watch:
+            if self._deep[0].position < case.depth:
+                self._prefill(self._deep, 0, case.depth, "none")
+            sessions = [session.fork() for session in self._deep]
+            try:
+                sample = self._timed(sessions)
+            finally:
+                for session in sessions:
+                    session.close()
+        if watch is not None:
+            self._usages.append(watch.usage())
+        return sample
+
+    def usage(self) -> Usage | None:
+        """Peaks over all repetitions, the warm-up included."""
+        if not self._usages:
+            return None
+        return Usage(
+            rss_peak_bytes=max(u.rss_peak_bytes for u in self._usages),
+            device_peak_bytes=max(u.device_peak_bytes for u in self._usages),
+            threads_peak=max(u.threads_peak for u in self._usages),
+        )
+
+    def _timed(self, sessions: Sequence[Session]) -> Sample:
+        case = self._case
+        gc.collect()
+        gpu.settle()
+        if self._timer is not None:
+            self._timer.take(0.0)
+        began = time.perf_counter()
+        if case.kind == "prefill":
+            logits_CL = self._prefill(sessions, case.depth, case.context_tokens, "last")
+            ids = [_greedy(logits_CL)]
+        else:
+            logits_CL, ids = self._decode(sessions)
+        seconds = time.perf_counter() - began
+        return Sample(
+            seconds=seconds,
+            output=_hashed(ids, logits_CL),
+            phases_s={} if self._timer is None else self._timer.take(seconds),
+        )
+
+    def _prefill(self, sessions: Sequence[Session], start: int, stop: int, rows: Rows) -> Tensor:
+        """Tokens start ... stop of every stream, in launches of `prefill_batch` tokens together."""
+        step = max(self._subject.prefill_batch // len(sessions), 1)
+        logits = torch.zeros(0)
+        for first in range(start, stop, step):
+            behind = min(first + step, stop)
+            logits = self._trunk.forward_pieces(
+                [
+                    Piece(
+                        session=session,
+                        ids=stream[first:behind],
+                        rows=rows if behind == stop else "none",
+                    )
+                    for session, stream in zip(sessions, self._streams, strict=True)
+                ]
+            )
+        return logits
+
+    def _decode(self, sessions: Sequence[Session]) -> tuple[Tensor, list[list[int]]]:
+        """The stream's next token, then each session's own: logits at the end, ids a step."""
+        ids = [stream[self._case.depth] for stream in self._streams]
+        generated = []
+        logits_CL = torch.zeros(0)
+        for _ in range(self._case.tokens):
+            logits_CL = self._trunk.forward_pieces(
+                [Piece(session=s, ids=[i]) for s, i in zip(sessions, ids, strict=True)]
+            )
+            ids = _greedy(logits_CL)
+            generated.append(ids)
+        return logits_CL, generated
+
+
+def _pages(case: Case) -> int:
+    """For the depth, and for one fork at a time that goes on from it in pages of its own."""
+    deep = -(-case.depth // PAGE_TOKENS)
+    own = -(-case.context_tokens // PAGE_TOKENS) - case.depth // PAGE_TOKENS
+    return case.sessions * (deep + own)
+
+
+def _greedy(logits_CL: Tensor) -> list[int]:
+    """The likeliest token of each row; ties to the lower id. Raises LogitsInvalid."""
+    rows = logits_CL.float().cpu().numpy()
+    best = rows.argmax(axis=1)  # numpy takes the first of equals, and a NaN before any number
+    if not np.isfinite(rows[np.arange(len(rows)), best]).all():
+        raise LogitsInvalid("the model computed NaN or infinity, so there is no next token")
+    return [int(i) for i in best]
+
+
+def _hashed(ids: Sequence[Sequence[int]], logits_CL: Tensor) -> Output:
+    rows = logits_CL.float().cpu().numpy().astype("<f4", copy=False)
+    return Output(
+        ids=tuple(
+            hashlib.sha256(np.array(own, dtype="<i8").tobytes()).hexdigest()
+            for own in zip(*ids, strict=True)
+        ),
+        logits=tuple(hashlib.sha256(row.tobytes()).hexdigest() for row in rows),
+    )
