@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 40, 56
+LEGEND_COLUMNS, LEGEND_ROW = 3, 15
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 """Told apart by most colour-blind readers; further lines begin again, and each is named."""
 
@@ -33,7 +34,9 @@ class Panel:
 def draw(rows: Sequence[Row]) -> str:
     """The whole drawing, an SVG document in UTF-8."""
     panels = [panel for kind in ("prefill", "decode") for panel in _panels(rows, kind)]
-    width, height = WIDTH * max(len(panels), 1), HEIGHT
+    names = max((len(panel.lines) for panel in panels), default=0)
+    width = WIDTH * max(len(panels), 1)
+    height = HEIGHT + LEGEND_ROW * (-(-names // LEGEND_COLUMNS) - 1)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
         f' viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
@@ -109,8 +112,8 @@ def _panel(panel: Panel) -> list[str]:
             parts.append(
                 f'<circle cx="{x_at(x):.1f}" cy="{y_at(mean):.1f}" r="3" fill="{colour}"/>'
             )
-        place = LEFT + 8 + 110 * (i % 3)
-        height = floor + 46 - (0 if i < 3 else -10 * (i // 3))
+        place = 12 + (WIDTH - 12) / LEGEND_COLUMNS * (i % LEGEND_COLUMNS)
+        height = floor + 48 + LEGEND_ROW * (i // LEGEND_COLUMNS)
         parts.append(_text(place, height, name, "start", colour=colour))
     return parts
 
