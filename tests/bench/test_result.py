@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from civetta.bench.case import Case
-from civetta.bench.memory import Usage
 from civetta.bench.phases import PHASES
 from civetta.bench.result import Outputs, make_rows
 from civetta.bench.run import Measurement, Output, Sample
+from civetta.bench.usage import Usage
 
 FACTS = {
     "model": "m", "model_bytes": 1, "parameters": 2, "format": "f", "device": "cpu",

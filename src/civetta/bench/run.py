@@ -18,8 +18,8 @@ import torch
 
 from civetta.bench import gpu
 from civetta.bench.case import token_stream
-from civetta.bench.memory import Usage, UsageWatch
 from civetta.bench.phases import PhaseTimer, timed_trunk
+from civetta.bench.usage import Usage, UsageWatch
 from civetta.errors import LogitsInvalid
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.inputs import Piece

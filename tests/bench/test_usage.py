@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 
-from civetta.bench import memory
-from civetta.bench.memory import UsageWatch, read_usage
+from civetta.bench import usage
+from civetta.bench.usage import UsageWatch, read_usage
 
 PEAK_BYTES = 200 << 20
 
@@ -40,7 +40,7 @@ def test_threads_are_counted_without_the_watch():
 
 
 def test_a_system_without_proc_has_figures_too(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "absent")
+    monkeypatch.setattr(usage, "_STATUS", tmp_path / "absent")
     rss_bytes, threads = read_usage()
     assert rss_bytes > 1 << 20
     assert threads >= 1
