@@ -46,6 +46,9 @@ PHASE_OF_OP = {
 OPS_BY_WEIGHT = frozenset({"matmul", "rms_norm", "short_conv"})
 """Ops that several parts use: the weight tells whose call it is."""
 
+OPS_OUTSIDE = frozenset({"layer_norm", "gelu_tanh", "gelu", "attend_image"})
+"""Ops of the vision tower, which is no part of a forward of the trunk."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Call:
