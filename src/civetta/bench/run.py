@@ -173,6 +173,7 @@ class _Bench:
                         session=session,
                         ids=stream[first:behind],
                         rows=rows if behind == stop else "none",
+                        next_ids=stream[behind : min(behind + step, stop)],
                     )
                     for session, stream in zip(sessions, self._streams, strict=True)
                 ]
@@ -190,6 +191,8 @@ class _Bench:
             )
             ids = _greedy(logits_CL)
             generated.append(ids)
+            for session, token in zip(sessions, ids, strict=True):
+                self._trunk.expect(session, [token])  # as the engine does
         return logits_CL, generated
 
 

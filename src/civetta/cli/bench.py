@@ -6,7 +6,7 @@ generated, so that a faster setting that computes something else is seen.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -172,19 +172,21 @@ def bench(
     from civetta.bench.table import WRITERS
 
     head = _head(seed, vs_args)
-    with _opened(plot) as drawing:
-        subjects = _load(groups, cases)
+    with _opened(plot) as drawing, ExitStack() as held:
+        subjects = _load(groups, cases, held)
         writer = WRITERS[form](lambda text: click.echo(text, nl=False), head)
         options = Options(repetitions=repetitions, seed=seed, phases=phases, memory=memory)
         return _run(cases, subjects, options, writer, drawing)
 
 
-def _load(groups: list[Settings], cases: tuple[Case, ...]) -> list[Subject]:
+def _load(groups: list[Settings], cases: tuple[Case, ...], held: ExitStack) -> list[Subject]:
+    """One subject a setting; `held` closes their n-gram tables."""
     from civetta.bench.subject import load_subject
 
     subjects = []
     for label, settings in zip("AB", groups, strict=False):
         subjects.append(load_subject(label, settings))
+        held.callback(subjects[-1].trunk.close)
         check_fits(cases, subjects[-1].loaded.context_tokens)
     return subjects
 
