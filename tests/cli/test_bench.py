@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from civetta.bench.case import token_stream
 from civetta.bench.phases import PHASES
 from civetta.bench.result import FIELDS
-from civetta.cli.bench import bench
+from civetta.cli.main import root
 from civetta.errors import UsageError
 from civetta.model.build import load_trunk
 from civetta.model.tiny import write_tiny
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(*args: str) -> str:
-    done = CliRunner().invoke(bench, args, catch_exceptions=False, standalone_mode=False)
+    done = CliRunner().invoke(root, ("bench", *args), catch_exceptions=False, standalone_mode=False)
     if done.exception is not None:
         raise done.exception
     assert done.return_value == 0
@@ -123,7 +123,7 @@ def test_two_settings_run_in_turn(model: str) -> None:
 
 def test_another_output_is_said(model: str) -> None:
     args = (*SMALL, "-m", model, "-p", "0", "--vs-args", "--dtype bf16", "-o", "json")
-    done = CliRunner().invoke(bench, args, standalone_mode=False)
+    done = CliRunner().invoke(root, ("bench", *args), standalone_mode=False)
     found = json.loads(done.stdout)["rows"]
     assert [row["same_output"] for row in found] == [True, False]
     assert done.stderr.count("\n") == 1
