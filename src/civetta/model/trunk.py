@@ -59,7 +59,7 @@ class Trunk:
     def over(self, ops: Ops, around: Callable[[RowSource], RowSource]) -> Trunk:
         """The same network with other ops and its table behind `around`; without a draft head."""
         rows = None if self._rows is None else around(self._rows)
-        return Trunk(self.config, self.weights, ops, self.dtype, rows)
+        return Trunk(self.config, self.weights, ops, self.dtype, rows, device=self.device)
 
     @property
     def state_shape(self) -> StateShape:
