@@ -8,15 +8,15 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from civetta.api.accounting import server_timing, timings_payload, usage_payload
+from civetta.api.asking import client_for, options_for
 from civetta.api.chat_fields import ChatFields, conversation_of, template_options
 from civetta.api.delivery import Delivery, broken_off
 from civetta.api.fields import budget_of, sampling_of, stops_of
 from civetta.api.logprobs import chat_entry
-from civetta.api.service import check_model, client_of, engine_of, model_id, timeout_of
+from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import event, ignored_header, read_request
 from civetta.chat.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
-from civetta.decode.presets import server_overrides
-from civetta.engine.client import ChatClient, ReplyDelta, ReplyEnd, ReplyEvent, ReplyOptions
+from civetta.engine.client import ReplyDelta, ReplyEnd, ReplyEvent
 from civetta.engine.protocol import Progress, Started
 from civetta.types import FinishReason
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from civetta.api.logprobs import TokenBytes
     from civetta.chat.message import ToolCall
     from civetta.chat.reply import Delta
+    from civetta.engine.client import ReplyOptions
     from civetta.options import Settings
 
 
@@ -41,7 +42,7 @@ async def chat_completions(request: Request) -> Delivery[ReplyEvent]:
         fields, allow_image_urls=settings.server.allow_image_urls
     )
     options = reply_options(fields, settings, request)
-    client = ChatClient(engine, server=server_overrides(settings.sampling))
+    client = client_for(request)
     encoder = ChatEncoder(
         model=model_id(request),
         tokens=None if options.logprobs is None else engine.tokenizer,
@@ -60,7 +61,8 @@ async def chat_completions(request: Request) -> Delivery[ReplyEvent]:
 
 def reply_options(fields: ChatFields, settings: Settings, request: Request) -> ReplyOptions:
     """What the fields ask for, over the server's defaults. Raises RequestInvalid."""
-    return ReplyOptions(
+    return options_for(
+        request,
         template=template_options(fields, settings.reasoning),
         sampling=sampling_of(fields),
         logprobs=fields.logprob_count,
@@ -71,10 +73,7 @@ def reply_options(fields: ChatFields, settings: Settings, request: Request) -> R
         ),
         stop=stops_of(fields.stop),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
-        timeout_s=timeout_of(settings),
         use_cache=fields.cache_prompt is not False,
-        request_id=request.state.request_id,
-        client_id=client_of(request),
     )
 
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
+from civetta.api.asking import template_for
 from civetta.api.fields import SharedFields, logprobs_in_range, neutral, refuse
 from civetta.api.image_fields import ImageParts
 from civetta.chat.message import Conversation, Message, TextPart, ToolCall, ToolSpec
-from civetta.chat.template import TemplateOptions
 from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
     from civetta.chat.message import ImagePart, Part, Role
+    from civetta.chat.template import TemplateOptions
     from civetta.options import ReasoningOptions
 
 
@@ -199,10 +200,9 @@ def conversation_of(
 
 
 def template_options(fields: ChatFields, server: ReasoningOptions) -> TemplateOptions:
-    """How to render: each value from the request, else the server's flags, else the template.
+    """How to render: each value from the request, else as `template_for` says.
 
-    An effort implies thinking, effort none or thinking off drop the server's effort. Raises
-    RequestInvalid with code `invalid_reasoning` when the request contradicts itself.
+    Raises RequestInvalid with code `invalid_reasoning` when the request contradicts itself.
     """
     kwargs = fields.chat_template_kwargs or TemplateFields()
     think = _agreed(
@@ -221,15 +221,8 @@ def template_options(fields: ChatFields, server: ReasoningOptions) -> TemplateOp
         preserve_thinking=fields.preserve_thinking,
         chat_template_kwargs=kwargs.preserve_thinking,
     )
-    if think is None and effort in (None, "auto"):
-        think = _switch(server.think)
-    if effort is None:
-        effort = "auto" if think is False else server.reasoning_effort
-    return TemplateOptions(
-        enable_thinking=think,
-        reasoning_effort=effort,
-        preserve_thinking=_switch(server.preserve_thinking) if keep is None else keep,
-        add_vision_id=bool(kwargs.add_vision_id),
+    return template_for(
+        server, think=think, effort=effort, keep=keep, add_vision_id=bool(kwargs.add_vision_id)
     )
 
 
@@ -346,10 +339,6 @@ def _agreed(what: str, **values: Any) -> Any:
             code="invalid_reasoning",
         )
     return found[0] if found else None
-
-
-def _switch(mode: str) -> bool | None:
-    return {"on": True, "off": False}.get(mode)
 
 
 def _missing(path: str) -> NoReturn:

@@ -67,6 +67,38 @@ class Encoder(Protocol[E_contra]):
         ...
 
 
+class Framing(Protocol):
+    """What a stream of one dialect has besides the frames of its events."""
+
+    def ping(self) -> bytes:
+        """A sign of life while there is nothing to say."""
+        ...
+
+    def closing(self) -> bytes:
+        """What follows the last event of a reply that ended well."""
+        ...
+
+    def failure(self, error: CivettaError) -> bytes:
+        """What ends the stream of a reply that failed."""
+        ...
+
+
+class OpenAIFraming:
+    """Comments, `[DONE]`, and the error object as the last event."""
+
+    def ping(self) -> bytes:
+        """A comment."""
+        return PING
+
+    def closing(self) -> bytes:
+        """The marker that clients wait for."""
+        return DONE
+
+    def failure(self, error: CivettaError) -> bytes:
+        """The `{"error": ...}` body as an event."""
+        return event(error_payload(error))
+
+
 class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
 
@@ -148,9 +180,11 @@ class Delivery(Generic[E]):
         stream: bool,
         pace: Pace,
         headers: Mapping[str, str],
+        framing: Framing | None = None,
     ) -> None:
         self._generation = generation
         self._encoder = encoder
+        self._framing = framing or OpenAIFraming()
         self._stream = stream
         self._pace = pace
         self._headers = dict(headers)
@@ -177,13 +211,16 @@ class Delivery(Generic[E]):
         await _start_stream(send, self._headers)
         try:
             while item is not Pause.END:
-                frames = PING if isinstance(item, Pause) else self._encoder.frames(item)
+                frames = self._frames(item)
                 if frames:
                     await _send_body(send, frames, more=True)
                 item = await events.next(self._pace.ping_s)
-            await _send_body(send, DONE, more=False)
+            await _send_body(send, self._framing.closing(), more=False)
         except CivettaError as error:
-            await _send_body(send, event(error_payload(error)), more=False)
+            await _send_body(send, self._framing.failure(error), more=False)
+
+    def _frames(self, item: E | Pause) -> bytes:
+        return self._framing.ping() if isinstance(item, Pause) else self._encoder.frames(item)
 
 
 async def _advance(iterator: AsyncIterator[E]) -> E | Pause:

@@ -35,14 +35,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class SharedFields(msgspec.Struct, kw_only=True):
-    """Fields of both chat and plain completions; None means that the field was left out."""
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields of every dialect that say how tokens are chosen; None means left out."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -53,6 +48,16 @@ class SharedFields(msgspec.Struct, kw_only=True):
     repeat_last_n: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+
+
+class SharedFields(SamplingFields, kw_only=True):
+    """Fields of both chat and plain completions; None means that the field was left out."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
     cache_prompt: bool | None = None
     timings_per_token: bool | None = None
     n: int | None = None
@@ -87,7 +92,7 @@ def refuse(name: str, why: str) -> NoReturn:
     )
 
 
-def sampling_of(fields: SharedFields) -> SamplingOverrides:
+def sampling_of(fields: SamplingFields) -> SamplingOverrides:
     """The request's own sampling values. Raises RequestInvalid naming one that is out of range."""
     values: dict[str, Any] = {}
     for name in _OVERRIDES:
@@ -123,23 +128,26 @@ def budget_of(default: int, **given: int | None) -> int | None:
     return None if budget == -1 else min(budget, INT_MAX)
 
 
-def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """The stop strings. Raises RequestInvalid for empty ones, too many, or too long ones."""
+def stops_of(
+    stop: str | list[str] | None, *, name: str = "stop", most: int = MAX_STOPS
+) -> tuple[str, ...]:
+    """The stop strings of the field `name`, `most` at most.
+
+    Raises RequestInvalid for empty ones, too many, or too long ones.
+    """
     if stop is None:
         return ()
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MAX_STOPS:
-        raise RequestInvalid(
-            f"stop has {len(stops)} strings: give {MAX_STOPS} at most.", param="stop"
-        )
+    if len(stops) > most:
+        raise RequestInvalid(f"{name} has {len(stops)} strings: give {most} at most.", param=name)
     sizes = [len(text.encode()) for text in stops]
     if 0 in sizes:
-        raise RequestInvalid("stop has an empty string: remove it.", param="stop")
+        raise RequestInvalid(f"{name} has an empty string: remove it.", param=name)
     if max(sizes, default=0) > MAX_STOP_BYTES or sum(sizes) > MAX_STOPS_BYTES:
         raise RequestInvalid(
-            f"stop is too long: give at most {MAX_STOP_BYTES} bytes a string and"
+            f"{name} is too long: give at most {MAX_STOP_BYTES} bytes a string and"
             f" {MAX_STOPS_BYTES} bytes together.",
-            param="stop",
+            param=name,
         )
     return stops
 

@@ -101,32 +101,41 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return document
 
 
-def decode(document: dict[str, Any], kind: type[T], *, drop_unknown: bool) -> tuple[T, list[str]]:
+def decode(
+    document: dict[str, Any], kind: type[T], *, drop_unknown: bool, path: str = ""
+) -> tuple[T, list[str]]:
     """Turn a parsed object into the struct `kind`; also the unknown fields that were dropped.
 
-    Raises RequestInvalid naming the field for an unknown field (unless `drop_unknown`), a wrong
-    type, or a missing field.
+    `path` says where in the body the object is; it begins the names of fields. Raises
+    RequestInvalid naming the field for an unknown field (unless `drop_unknown`), a wrong type, or
+    a missing field.
     """
     dropped: list[str] = []
     info = inspect.type_info(kind)
-    for holder, key, path, known in list(_unknown_fields(document, info, "")):
+    for holder, key, place, known in list(_unknown_fields(document, info, path)):
         if not drop_unknown:
             near = nearest(key, known)
             cure = f"did you mean {near}?" if near else "remove it."
             raise RequestInvalid(
-                f"Unsupported parameter {path}: {cure}", param=path, code="unsupported_parameter"
+                f"Unsupported parameter {place}: {cure}", param=place, code="unsupported_parameter"
             )
         del holder[key]
-        dropped.append(path)
+        dropped.append(place)
     try:
         return msgspec.convert(document, kind), dropped
     except msgspec.ValidationError as error:
-        _raise_invalid(str(error))
+        _raise_invalid(str(error), path)
 
 
 def event(payload: object) -> bytes:
     """Frame one JSON-encodable payload as a server-sent event."""
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+def typed_event(payload: dict[str, Any]) -> bytes:
+    """The same, with the payload's `type` as the name of the event."""
+    name: str = payload["type"]
+    return b"event: " + name.encode() + b"\n" + event(payload)
 
 
 def json_response(
@@ -243,9 +252,9 @@ def _unknown_fields(
                 yield value, key, below, list(known)
 
 
-def _raise_invalid(message: str) -> NoReturn:
+def _raise_invalid(message: str, path: str) -> NoReturn:
     place = _PATH.search(message)
-    param = place.group(1) if place else None
+    param = ".".join(part for part in (path, place.group(1) if place else "") if part) or None
     text = message[: place.start()] if place else message
     text = text.replace("`", "")
     missing = re.fullmatch(r"Object missing required field (\S+)", text)
