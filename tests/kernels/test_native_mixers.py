@@ -180,6 +180,22 @@ def test_sparse_attention(instructions: str, ops, dtype: torch.dtype, width: int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("keys", "heads", "width"),
+    [(1, 1, 4), (4, 3, 72), (15, 2, 20), (513, 2, 72), (1030, 1, 33), (300, 6, 32)],
+)
+def test_image_attention(
+    instructions: str, ops, dtype: torch.dtype, keys: int, heads: int, width: int
+) -> None:
+    packed = numbers(3, keys, heads, width, dtype=dtype)
+    q, k, v = 2 * packed[0], 2 * packed[1], packed[2]
+    found = ops.attend_image(q, k, v)
+    assert relative(found, REFERENCE.attend_image(q, k, v)) < TOLERANCE[dtype]
+    for rows in (slice(0, 1), slice(keys // 2, keys // 2 + 5), slice(keys - 1, keys)):
+        assert torch.equal(ops.attend_image(q[rows], k, v), found[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [8, 16, 128])
 def test_block_choice(instructions: str, ops, dtype: torch.dtype, width: int) -> None:
     blocks, a_page = 700, 16
@@ -224,4 +240,5 @@ def test_instruction_sets_and_threads_agree(ops) -> None:
     tokens = torch.arange(540).repeat(20, 1)
     same_bits_everywhere(lambda: ops.attend_sparse(q, k_pages, v_pages, table, tokens))
     keys, seen = numbers(10, 16, 48, seed=3), torch.full((20,), 150)
+    same_bits_everywhere(lambda: ops.attend_image(k[:70], k, v))
     same_bits_everywhere(lambda: ops.index_select(q, keys, torch.arange(10), seen, 40))

@@ -91,6 +91,23 @@ def test_other_towers_equal_transformers(changes, tmp_path) -> None:
     assert relative(tower(tmp_path).encode(image), wanted(model, image)) <= 1e-5
 
 
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory):
+    """27 layers, as the real tower has; a quarter of its heads, each of them narrow."""
+    changes = {"depth": 27, "hidden_size": 32, "num_heads": 4, "intermediate_size": 72}
+    model = oracle.random_model(3, vision=changes)
+    return model, oracle.save(model, tmp_path_factory.mktemp("deep"), min_pixels=1024)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_depth_of_the_real_tower(deep, width, height) -> None:
+    """float32 rounding does not pile up over 27 layers."""
+    model, path = deep
+    image = oracle.prepared(width, height, 4, check_checkpoint(path).vision.rules)
+    found = tower(path, select("cpu", 2)).encode(image)
+    assert relative(found, wanted(model, image)) <= 1e-4
+
+
 def test_the_size_of_the_real_tower_in_one_layer(tmp_path) -> None:
     """1152 wide, 16 heads of 72, 48 x 48 positions: one layer of it."""
     real = {

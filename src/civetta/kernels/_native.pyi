@@ -299,6 +299,19 @@ def attend_sparse(
 ) -> None:
     """Query t sees tokens[t], a list ended by -1 or its length."""
 
+def attend_image(
+    q: View,
+    k: View,
+    v: View,
+    rows: int,
+    keys: int,
+    heads: int,
+    width: int,
+    out: int,
+    /,
+) -> None:
+    """Every query sees every key."""
+
 def choose_blocks(
     q: View,
     keys: int,

@@ -186,6 +186,25 @@ def attend_sparse(
     return o_TQA
 
 
+def attend_image(q_THA: Tensor, k_PHA: Tensor, v_PHA: Tensor) -> Tensor:
+    """Attention without mask; see `Ops.attend_image`. A query's bits do not depend on the others."""
+    q_THA, k_PHA, v_PHA = side_by_side(q_THA), side_by_side(k_PHA), side_by_side(v_PHA)
+    (rows, heads, width), keys = q_THA.shape, k_PHA.shape[0]
+    assert k_PHA.shape == v_PHA.shape == (keys, heads, width), "a key and a value for each patch"
+    o_THA = torch.empty((rows, heads, width), dtype=q_THA.dtype)
+    _native.attend_image(
+        view_of(q_THA),
+        view_of(k_PHA),
+        view_of(v_PHA),
+        rows,
+        keys,
+        heads,
+        width,
+        o_THA.data_ptr(),
+    )
+    return o_THA
+
+
 def _cache(k_pages: Tensor, v_pages: Tensor) -> _native.Cache:
     """Pages [P, PAGE, G, A] of keys and values as the extension reads them."""
     strides = k_pages.stride()

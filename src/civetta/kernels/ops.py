@@ -152,4 +152,5 @@ class Ops:
     attend_image: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(q_THA, k_PHA, v_PHA) -> o_THA: every query sees every key of its image; scale A ** -0.5.
 
-    The one op whose bits may follow T: the tower cuts an image always in the same way."""
+    The one op whose bits may follow T where no compiled one is at hand: the tower cuts an image
+    always in the same way."""

@@ -113,4 +113,5 @@ def select(device: torch.device | str, threads: int = 0) -> Ops:
         route=cpu_rows.route,
         swiglu=cpu_rows.swiglu,
         ple_gate=cpu_rows.ple_gate,
+        attend_image=cpu_mixers.attend_image,
     )

@@ -111,9 +111,9 @@ class VisionTower:
             yield
         for part in parts:
             o_PHA = ops.attend_image(qkv[0, part], qkv[1], qkv[2])
-            x = x_PD[part] + self._affine(o_PHA.flatten(1), w.out)
+            x = x_PD[part].add_(self._affine(o_PHA.flatten(1), w.out))
             hidden = self._affine(self._norm(x, w.norm2), w.fc1)
-            x_PD[part] = x + self._affine(ops.gelu_tanh(hidden).to(self.dtype), w.fc2)
+            x.add_(self._affine(ops.gelu_tanh(hidden).to(self.dtype), w.fc2))
             yield
 
     def _merge(self, x_PD: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class VisionTower:
         return normed.to(self.dtype)
 
     def _affine(self, x_PK: Tensor, w: Affine) -> Tensor:
-        return self.ops.matmul(x_PK, w.w, torch.float32) + w.bias_N
+        return self.ops.matmul(x_PK, w.w, torch.float32).add_(w.bias_N)
 
 
 class ImageEncoding:

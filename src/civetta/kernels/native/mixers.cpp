@@ -4,6 +4,7 @@
 
 #include "attention.hpp"
 #include "delta.hpp"
+#include "image_attention.hpp"
 #include "residual.hpp"
 
 namespace nb = nanobind;
@@ -146,6 +147,12 @@ void call_attend_sparse(const View& q, const Cache& cache, uintptr_t table, int6
                   length);
 }
 
+void call_attend_image(const View& q, const View& k, const View& v, int64_t rows, int64_t keys, int64_t heads,
+                       int64_t width, uintptr_t out) {
+    const nb::gil_scoped_release released;
+    attend_image(*get_active(), {q.x, k.x, v.x, rows, keys, heads, width, pointer<void>(out)});
+}
+
 void call_choose_blocks(const View& q, uintptr_t keys, bool keys_bf16, int64_t page_stride, int64_t page_blocks,
                         uintptr_t table, uintptr_t blocks, int64_t rows, int64_t heads, int64_t width, int64_t keep,
                         uintptr_t out) {
@@ -184,6 +191,7 @@ void bind_mixers(nb::module_& m, GetKernels active) {
     m.def("delta_norm", &call_delta_norm);
     m.def("attend_dense", &call_attend_dense);
     m.def("attend_sparse", &call_attend_sparse);
+    m.def("attend_image", &call_attend_image);
     m.def("choose_blocks", &call_choose_blocks);
 }
 
