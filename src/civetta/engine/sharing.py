@@ -9,6 +9,8 @@ followers free; nobody parks behind the same request twice, so nobody waits for 
 
 from __future__ import annotations
 
+from itertools import zip_longest
+from math import inf
 from typing import TYPE_CHECKING
 
 from civetta.cache.protocol import KeepKind
@@ -17,7 +19,7 @@ from civetta.engine.request import RequestState
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from civetta.cache.protocol import ContinuationCache
+    from civetta.cache.protocol import ContinuationCache, ImageMark
     from civetta.engine.job import Job
 
 SHARE_TOKENS = 256
@@ -36,6 +38,14 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def first_difference(a: Sequence[ImageMark], b: Sequence[ImageMark]) -> float:
+    """Where two prompts' images part: the first token of one that the other has not; else infinity."""
+    for mine, theirs in zip_longest(a, b):
+        if mine != theirs:
+            return min(mark.position for mark in (mine, theirs) if mark is not None)
+    return inf
 
 
 class SharedPrefixes:
@@ -70,10 +80,14 @@ class SharedPrefixes:
         """Look at one request ahead, once; whether to wait for it."""
         parking = job.parking
         parking.met.add(other.key)
-        if not job.request.spec.use_cache or job.images != other.images:
+        if not job.request.spec.use_cache:
             return False
         ids = job.request.spec.prompt_ids
-        shared = min(common_prefix(ids, other.request.spec.prompt_ids), len(ids) - 1)
+        shared = min(
+            common_prefix(ids, other.request.spec.prompt_ids),
+            first_difference(job.images, other.images),
+            len(ids) - 1,
+        )
         if shared < SHARE_TOKENS or other.request.prefilled_tokens >= shared:
             return False
         if shared - self._cache.find(ids, job.images).cached_tokens < SHARE_TOKENS:
