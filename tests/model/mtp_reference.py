@@ -10,18 +10,23 @@ import numpy as np
 
 
 class HeadReference:
-    """Rows of one sequence: `tokens` are t_1.. (the token after each row), `streams` X_p [S, D]."""
+    """Rows of one sequence, one a `step`. `places`: (t, h, w) of each row; without it, text."""
 
-    def __init__(self, tensors, text, *, norm="wide"):
+    def __init__(self, tensors, text, *, norm="wide", places=None):
         self.t = {n: np.asarray(v, np.float64) for n, v in tensors.items() if v.dtype != np.int64}
         self.text, self.norm = text, norm
         self.k, self.v, self.raw, self.q_in = [], [], [], []
+        self.places = places
 
-    def step(self, token_id, x_SD):
-        """Append one row; its logits [V] and its streams [S, D]."""
+    def step(self, token, x_SD):
+        """Append the row before `token`, an id or an image's row [D], over streams X_p [S, D].
+
+        Its logits [V] and its streams [S, D].
+        """
         p, eps, text = len(self.k), self.text["rms_norm_eps"], self.text
         t = self.t
-        embedded = t["model.language_model.embed_tokens.weight"][token_id]
+        table = t["model.language_model.embed_tokens.weight"]
+        embedded = table[token] if isinstance(token, int) else np.asarray(token, np.float64)
         e = t["mtp.fc_embedding.weight"] @ (
             rms(embedded, eps) * (1 + t["mtp.pre_fc_norm_embedding.weight"])
         )
@@ -107,11 +112,17 @@ class HeadReference:
         mix = sigmoid(t[at + "shared_expert_gate.weight"] @ x)
         return y + mix * (t[one + "down_proj.weight"] @ inner)
 
-    def rope(self, x, position):
-        """Text: all three axes are the position."""
+    def rope(self, x, row):
+        """Text: all three axes are the row; frequency i turns by h or w by turns (model.md D.3)."""
         c = self.text["rope_parameters"]
         half = int(self.text["head_dim"] * c["partial_rotary_factor"]) // 2
-        angle = position * c["rope_theta"] ** (-np.arange(half) / half)
+        place = np.full(3, row) if self.places is None else self.places[row]
+        _, height, width = c["mrope_section"]
+        axis = [
+            1 if i % 3 == 1 and i < 3 * height else 2 if i % 3 == 2 and i < 3 * width else 0
+            for i in range(half)
+        ]
+        angle = place[axis] * c["rope_theta"] ** (-np.arange(half) / half)
         a, b = x[..., :half], x[..., half : 2 * half]
         turned = [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
         return np.concatenate([*turned, x[..., 2 * half :]], axis=-1)

@@ -61,7 +61,7 @@ def drafted(trunk, session, next_id, ids):
 def streams_of(trunk, tokens):
     """X [T, S, D] of a prompt, read off the trunk."""
     seen = []
-    real, trunk.head.follow = trunk.head.follow, lambda spans, x: seen.append(x)
+    real, trunk.head.follow = trunk.head.follow, lambda spans, x, inputs: seen.append(x)
     try:
         opened(trunk, tokens, tokens)
     finally:

@@ -10,7 +10,6 @@ followers free; nobody parks behind the same request twice, so nobody waits for 
 from __future__ import annotations
 
 from itertools import zip_longest
-from math import inf
 from typing import TYPE_CHECKING
 
 from civetta.cache.protocol import KeepKind
@@ -40,12 +39,12 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
-def first_difference(a: Sequence[ImageMark], b: Sequence[ImageMark]) -> float:
-    """Where two prompts' images part: the first token of one that the other has not; else infinity."""
+def first_difference(a: Sequence[ImageMark], b: Sequence[ImageMark]) -> int | None:
+    """Where two prompts' images part: the first token of one that the other has not."""
     for mine, theirs in zip_longest(a, b):
         if mine != theirs:
             return min(mark.position for mark in (mine, theirs) if mark is not None)
-    return inf
+    return None
 
 
 class SharedPrefixes:
@@ -83,11 +82,9 @@ class SharedPrefixes:
         if not job.request.spec.use_cache:
             return False
         ids = job.request.spec.prompt_ids
-        shared = min(
-            common_prefix(ids, other.request.spec.prompt_ids),
-            first_difference(job.images, other.images),
-            len(ids) - 1,
-        )
+        shared = min(common_prefix(ids, other.request.spec.prompt_ids), len(ids) - 1)
+        parting = first_difference(job.images, other.images)
+        shared = shared if parting is None else min(shared, parting)
         if shared < SHARE_TOKENS or other.request.prefilled_tokens >= shared:
             return False
         if shared - self._cache.find(ids, job.images).cached_tokens < SHARE_TOKENS:

@@ -56,12 +56,16 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Head rows [first, first + len(ids)) of one session: streams [T, W] and the tokens after."""
+    """Head rows [first, first + len(ids)) of one session: streams [T, W] and the tokens after.
+
+    `inputs_ND`, if any, are what the trunk read for the newest of those tokens, images among them.
+    """
 
     session: Session
     first: int
     ids: list[int]
     streams_TW: Tensor
+    inputs_ND: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +110,30 @@ class MtpHead:
         self.layer = config.qsa_layers
         self._rope = RopeTable(config.rope_dims, config.rope_theta, config.mrope_section, device)
 
-    def follow(self, spans: Sequence[Span], x_TSD: Tensor) -> None:
-        """Take note of the trunk's streams of new rows, which are part of their sessions now."""
-        late = []
-        for span in spans:
-            drafts = _drafts(span.session)
-            drafts.push(x_TSD[span.part].flatten(1))
-            if drafts.lag(span.session.position) > MOST_LAG:
-                late.append(span.session)
-        self.catch_up(late)
+    def follow(self, spans: Sequence[Span], x_TSD: Tensor, inputs_TD: Tensor) -> None:
+        """Take note of the trunk's streams of new rows, which are part of their sessions now.
 
-    def catch_up(self, sessions: Sequence[Session]) -> None:
-        """Write the keys of every row whose next token is part of the session."""
-        rows = [_behind(session, None) for session in sessions]
+        `inputs_TD`: what the trunk read for them, float32; at an image it is not the embedding of
+        the id, so rows before such tokens are written at once.
+        """
+        late: list[Session] = []
+        inputs: list[Tensor | None] = []
+        for span in spans:
+            drafts, position = _drafts(span.session), span.session.position
+            drafts.push(x_TSD[span.part].flatten(1))
+            image = any(i.start < position and i.stop > span.first for i in span.session.images)
+            if image or drafts.lag(position) > MOST_LAG:
+                late.append(span.session)
+                inputs.append(inputs_TD[span.part] if image else None)
+        self.catch_up(late, inputs)
+
+    def catch_up(self, sessions: Sequence[Session], inputs: Sequence[Tensor | None] = ()) -> None:
+        """Write the keys of every row whose next token is part of the session.
+
+        `inputs`: what the trunk read for the newest tokens of each, where images are among them.
+        """
+        given = inputs or [None] * len(sessions)
+        rows = [_behind(s, None, i) for s, i in zip(sessions, given, strict=True)]
         due = [one for one in rows if one.ids]
         if due:
             with torch.inference_mode():
@@ -159,18 +174,23 @@ class MtpHead:
     def _enter(self, rows: Sequence[_Rows]) -> _Entered:
         """Streams into the block, and their keys into the pages."""
         ops, c, block, spans = self.ops, self.config, self.weights.block, _spans(rows)
-        y_TSD = self._combine(rows)
+        y_TSD = self._combine(rows, spans)
         h_TD, inject_TS = ops.hyper_read(y_TSD, block.attn_hyper, c.rms_eps, self.dtype)
         assert inject_TS is not None
         qsa_write(ops, c, self._mixer, h_TD, spans, self.layer, self._rope, _rope(spans))
         return _Entered(y_TSD=y_TSD, h_TD=h_TD, inject_TS=inject_TS, spans=spans)
 
-    def _combine(self, rows: Sequence[_Rows]) -> Tensor:
+    def _combine(self, rows: Sequence[_Rows], spans: Sequence[Span]) -> Tensor:
         """W_h norm(x_j) + W_e norm(embed) for each stream j, float32 [T, S, D]."""
         ops, c, w = self.ops, self.config, self.weights
         x_TW = torch.cat([one.streams_TW for one in rows])
         ids_T = torch.tensor([i for one in rows for i in one.ids], device=x_TW.device)
-        e_TD = ops.rms_norm(ops.embed(ids_T, w.embed, self.dtype), w.embed_norm_D, c.rms_eps)
+        e_TD = ops.embed(ids_T, w.embed, self.dtype)
+        for one, span in zip(rows, spans, strict=True):
+            if one.inputs_ND is not None:
+                known = min(len(one.inputs_ND), len(one.ids))
+                e_TD[span.stop - known : span.stop] = one.inputs_ND[-known:].to(self.dtype)
+        e_TD = ops.rms_norm(e_TD, w.embed_norm_D, c.rms_eps)
         if self.norm == "wide":
             n_TW = ops.rms_norm(x_TW, w.hidden_norm_SD.flatten(), c.rms_eps)
         else:
@@ -209,7 +229,7 @@ def _drafts(session: Session) -> DraftRows:
     return session.drafts
 
 
-def _behind(session: Session, next_id: int | None) -> _Rows:
+def _behind(session: Session, next_id: int | None, inputs_ND: Tensor | None = None) -> _Rows:
     """The rows that are still to be written; the newest one too when its next token is given."""
     drafts, position = _drafts(session), session.position
     count = drafts.lag(position)
@@ -218,7 +238,7 @@ def _behind(session: Session, next_id: int | None) -> _Rows:
     if next_id is not None:
         ids.append(next_id)
     streams_TW = drafts.newest(count)[: len(ids)] if ids else torch.zeros(0)
-    return _Rows(session=session, first=first, ids=ids, streams_TW=streams_TW)
+    return _Rows(session=session, first=first, ids=ids, streams_TW=streams_TW, inputs_ND=inputs_ND)
 
 
 def _spans(rows: Sequence[_Rows]) -> tuple[Span, ...]:

@@ -130,7 +130,8 @@ class Trunk:
     def _compute(self, pieces: Sequence[Piece], tickets: Sequence[RowTicket]) -> Tensor:
         spans = _spans(pieces)
         rope_3T = torch.cat([span.known_3N[:, span.first :] for span in spans], dim=1)
-        x_TSD = self._embed(pieces, spans)
+        inputs_TD = self._embed(pieces, spans)
+        x_TSD = inputs_TD.unsqueeze(1).repeat(1, self.config.streams, 1)
         wanted = Wanted.of(pieces, spans)
         last = len(self.weights.blocks) - 1
         for i, block in enumerate(self.weights.blocks):
@@ -141,11 +142,12 @@ class Trunk:
         for piece, span in zip(pieces, spans, strict=True):
             _advance(piece, rope_3T[:, span.part])
         if self.head is not None:  # it reads the streams of every row
-            self.head.follow(spans, x_TSD)
+            self.head.follow(spans, x_TSD, inputs_TD)
             x_TSD = x_TSD[wanted.rows_N]
         return self._logits(x_TSD)
 
     def _embed(self, pieces: Sequence[Piece], spans: tuple[Span, ...]) -> Tensor:
+        """What the first layer reads, float32 [T, D]: embeddings, and images in their places."""
         ids_T = torch.tensor(
             [i for piece in pieces for i in piece.ids], dtype=torch.int64, device=self.device
         )
@@ -153,7 +155,7 @@ class Trunk:
         for piece, span in zip(pieces, spans, strict=True):
             if piece.session.images:
                 _lay_images(x_TD[span.part], piece, span.first, self.dtype)
-        return x_TD.unsqueeze(1).repeat(1, self.config.streams, 1)
+        return x_TD
 
     def _ple(
         self,
