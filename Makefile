@@ -6,7 +6,9 @@ STAMP := $(VENV)/.civetta-installed
 
 .PHONY: run test check lint types imports docs format clean
 
-$(STAMP): pyproject.toml CMakeLists.txt scripts/setup.py
+NATIVE := $(wildcard src/civetta/*/native/*)
+
+$(STAMP): pyproject.toml CMakeLists.txt scripts/setup.py $(NATIVE)
 	$(PYTHON) scripts/setup.py --venv $(VENV)
 	@touch $(STAMP)
 

@@ -71,10 +71,10 @@ def has_torch(python: str) -> bool:
 
 def install_torch(python: str) -> None:
     if Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi"):
-        print("NVIDIA GPU found: installing torch with CUDA (some gigabytes)", flush=True)
+        print("NVIDIA GPU found: installing torch with CUDA (several gigabytes)", flush=True)
         return pip(python, "install", f"torch>={TORCH_FLOOR}", "triton")
     if Path("/dev/kfd").exists():
-        print("AMD GPU found: installing torch with ROCm (some gigabytes)", flush=True)
+        print("AMD GPU found: installing torch with ROCm (several gigabytes)", flush=True)
         return pip(python, "install", f"torch>={TORCH_FLOOR}", "--index-url", ROCM_INDEX)
     print("no GPU found: installing the CPU build of torch", flush=True)
     cpu_build = [python, "-m", "pip", "install", "--quiet", f"torch=={CPU_TORCH}+cpu"]

@@ -141,7 +141,6 @@ def test_any_text_is_parsed_or_refused(name, raw):
         ({"think": "off", "reasoning_effort": "low"}, "--think is off"),
         ({"log_level": "info", "verbose": 1}, "--log-level"),
         ({"log_level": "info", "debug": True}, "--log-level"),
-        ({"sessions": 2}, "--sessions 2"),
     ],
 )
 def test_values_that_exclude_each_other(flags, words):

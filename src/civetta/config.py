@@ -207,11 +207,6 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
         )
     if values.get("log_level") is not None and (values.get("verbose") or values.get("debug")):
         raise UsageError("-v and --debug set the log level to debug: drop them or --log-level.")
-    if values.get("sessions", 1) != 1:
-        raise UsageError(
-            f"--sessions {values['sessions']}: this version runs one request at a time, give 1"
-            " (further requests wait, see --max-pending)."
-        )
 
 
 def _shown(raw: object) -> str:

@@ -235,7 +235,13 @@ class ReasoningOptions:
 class EngineOptions:
     """How requests share the engine."""
 
-    sessions: int = _setting(1, "-j --sessions N", "Requests that run at the same time.", low=1)
+    sessions: int = _setting(
+        4,
+        "-j --sessions N",
+        "Requests that run at the same time.",
+        low=1,
+        high=256,
+    )
     prefill_batch: int = _setting(
         0,
         "--prefill-batch N",

@@ -11,7 +11,6 @@ from civetta.engine.memory import (
     MARGIN_BYTES,
     MemoryNeeds,
     StateSizes,
-    available_host_bytes,
     plan_memory,
     state_sizes,
     tell,
@@ -105,15 +104,3 @@ def test_a_plan_never_exceeds_what_there_is(available, sessions, context, cache)
     assert made.total_bytes <= available
     assert made.left_bytes == available - made.total_bytes
     assert made.pages >= -(-context // 64)
-
-
-def test_the_smaller_of_machine_and_control_group_counts(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    assert available_host_bytes(meminfo, tmp_path) == 1 << 40
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:   2048 kB\n")
-    assert available_host_bytes(meminfo, tmp_path) == 2048 * 1024
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
-    assert available_host_bytes(meminfo, tmp_path) == 600_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_host_bytes(meminfo, tmp_path) == 2048 * 1024

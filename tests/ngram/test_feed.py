@@ -139,6 +139,15 @@ def test_without_prefetch_nothing_is_read_ahead(table):
     feed.close()
 
 
+def test_a_table_in_memory_is_not_read_ahead(table):
+    store = ResidentRows(table.layout, placement="ram", device=torch.device("cpu"))
+    feed = RowFeed(HASH, store, dtype=torch.float32)
+    feed.prefetch(LONG, [7, 8])
+    assert feed.stats().prefetched == reads(feed) == 0
+    assert same(feed.take(feed.begin(LONG, [7, 8])), numbers(table, LONG, [7, 8]))
+    feed.close()
+
+
 def test_a_prefetch_that_failed_is_read_again(feed, table):
     feed.store.reader.inject(Fault(error=errno.EIO, count=1))
     feed.prefetch(LONG, [7, 8])

@@ -12,7 +12,6 @@ from civetta.ngram.placement import (
     FreeMemory,
     StoreOptions,
     choose,
-    free_host_bytes,
     open_store,
 )
 
@@ -63,17 +62,3 @@ def test_gpu_without_a_gpu(tmp_path):
     table = write_table(tmp_path)
     with pytest.raises(UsageError, match="--ngram-placement gpu needs a GPU"):
         open_store(table.layout, StoreOptions(placement="gpu"), device=CPU, other_bytes=0)
-
-
-def test_free_memory_is_under_the_limit_of_the_control_group(tmp_path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 1000 kB\n")
-    assert free_host_bytes(tmp_path) == 1_024_000
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.current").write_text("100\n")
-    for limit, wanted in (("max", 1_024_000), ("600", 500), ("50", 0)):
-        (group / "memory.max").write_text(f"{limit}\n")
-        assert free_host_bytes(tmp_path) == wanted
-    assert free_host_bytes(tmp_path / "nowhere") == 0
-    assert free_host_bytes() > 0

@@ -47,7 +47,14 @@ _MORE = ". "
     "--image", "images", metavar="FILE", multiple=True, help="Picture for the first message."
 )
 @settings_command(
-    "model", "vision", "sampling", "reasoning", "engine.prefill_batch", "cache", "drafting"
+    "model",
+    "vision",
+    "sampling",
+    "reasoning",
+    "engine.prefill_batch",
+    "cache",
+    "drafting",
+    defaults={"sessions": 1},
 )
 def chat(settings: Settings, system: str | None, images: tuple[str, ...]) -> int:
     """Talk to the model; /help lists the commands, Ctrl+C stops a reply, Ctrl+D leaves.

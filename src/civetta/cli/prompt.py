@@ -57,7 +57,7 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
     "engine.prefill_batch",
     "cache",
     "drafting",
-    defaults={"max_tokens": 128},
+    defaults={"max_tokens": 128, "sessions": 1},
 )
 def prompt(
     settings: Settings,

@@ -22,9 +22,10 @@ from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
 from civetta.engine.engine import Engine
 from civetta.engine.load_drafting import HEAD_NORMS, draft_head, drafting_of
-from civetta.engine.memory import MemoryNeeds, available_host_bytes, plan_memory, state_sizes, tell
+from civetta.engine.memory import MemoryNeeds, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
 from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
+from civetta.host import available_host_bytes
 from civetta.kernels.select import resolve_device, select
 from civetta.log import log_event
 from civetta.model.bind_table import GGUF_TABLE

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 MARGIN_BYTES = 512 << 20
 """Left to activations, the interpreter and everything else that is not planned."""
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 _log = logging.getLogger(__name__)
 
 
@@ -157,29 +154,6 @@ def tell(plan: MemoryPlan) -> None:
             effect="long requests at the same time may have to wait or compute state again",
             cure="fewer --sessions or a smaller --context",
         )
-
-
-def available_host_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Memory that a new process could take: the machine's, or its control group's if less.
-
-    What the kernel does not tell counts as 1 TiB: nothing is refused for want of a number.
-    """
-    free = 1 << 40
-    for line in _read(meminfo).splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            free = int(value.split()[0]) * 1024
-    limit, used = _read(cgroup / "memory.max").strip(), _read(cgroup / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        free = min(free, max(int(limit) - int(used), 0))
-    return free
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _cure(fitting_pages: int, sessions: int) -> str:

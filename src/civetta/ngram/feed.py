@@ -90,7 +90,7 @@ class RowFeed:
     ) -> None:
         self.store = store
         self._hash = ngram_hash
-        self._prefetches = prefetch
+        self._prefetches = prefetch and store.placement == "disk"  # memory is read as it is needed
         self._decoder = RowDecoder(store.layout, device=device or torch.device("cpu"), dtype=dtype)
         self._ahead: dict[bool, OrderedDict[Key, _Part]] = {
             True: OrderedDict(),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from civetta.errors import UsageError
+from civetta.host import available_host_bytes
 from civetta.log import log_event
 from civetta.ngram.disk_rows import CACHE_BYTES, DiskRows
 from civetta.ngram.resident_rows import ResidentRows
@@ -95,24 +95,4 @@ def choose(
 def free_memory(device: torch.device) -> FreeMemory:
     """What this process may take now, under the limit of its control group."""
     gpu_bytes = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
-    return FreeMemory(host_bytes=free_host_bytes(), gpu_bytes=gpu_bytes)
-
-
-def free_host_bytes(root: Path = Path("/")) -> int:
-    """MemAvailable, or what the control group (v2) leaves if that is less; 0 when unknown."""
-    free = 0
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    group = root / "sys/fs/cgroup"
-    limit, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        free = min(free, max(0, int(limit) - int(used)))
-    return free
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    return FreeMemory(host_bytes=available_host_bytes(), gpu_bytes=gpu_bytes)
