@@ -71,7 +71,7 @@ def test_no_command_shows_the_help(civetta):
         (["serve", "-p", "x"], "--port is 'x': give a whole number from 0 to 65535."),
         (["serve", "llm", "extra"], "extra"),
         (["serve", "tts"], "Unknown service 'tts'"),
-        (["serve", "-j", "2"], "--sessions 2"),
+        (["serve", "-j", "0"], "--sessions is '0'"),
         (["serve", "-v", "--log-level", "warn"], "--log-level"),
         (["serve", "--think", "off", "--reasoning-effort", "max"], "--think is off"),
         (["serve", "--config", "/nowhere.toml"], "/nowhere.toml"),
