@@ -157,7 +157,7 @@ def test_a_model_without_tokenizer_generates_tokens():
 
 def test_queue_bound_and_stats():
     gate = Gate()
-    options = EngineOptions(max_pending=2)
+    options = EngineOptions(sessions=1, max_pending=2)
     with engine_of(FakeModel(says(1, "a"), on_forward=gate), options=options) as engine:
         streams = [engine.submit(ask("x"))]
         assert gate.inside.wait(20)
