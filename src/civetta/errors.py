@@ -31,6 +31,7 @@ CivettaError
 ├── DeviceError                the device is absent, lost or too small
 ├── ReadFailed                 a read of model data failed while serving              (HTTP 500)
 ├── LogitsInvalid              the model computed NaN or infinity                     (HTTP 500)
+├── ConstraintFailed           a reply's grammar cannot be followed any further       (HTTP 400)
 ├── OutputBackpressure         a client reads its reply too slowly                    (HTTP 500)
 └── RequestFailed              a request met a fault of civetta itself                (HTTP 500)
 
@@ -268,6 +269,13 @@ class LogitsInvalid(CivettaError):
     """The model computed NaN or infinite logits; no token can be chosen from them."""
 
     code = "logits_invalid"
+
+
+class ConstraintFailed(CivettaError):
+    """A reply's grammar or schema passed its bounds on work while the reply was generated."""
+
+    code = "constraint_failed"
+    http_status = 400
 
 
 class OutputBackpressure(CivettaError):

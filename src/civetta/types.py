@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class FinishReason(StrEnum):
@@ -61,6 +62,34 @@ class SamplingOverrides:
     repeat_last_n: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """A set of texts, told in one of three notations.
+
+    json_schema: a JSON schema as JSON text. regex: a regular expression that the whole text matches.
+    lark: a grammar in llguidance's form of Lark, with a rule `start`.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """What part of a reply has to be a text of a grammar; data alone, `decode.guide` carries it out.
+
+    starts "answer": from behind the thought (from the first token without one) to the reply's end.
+    starts "call": behind every `<tool_call>` of the answer, until the grammar's text is complete;
+    between calls the reply is free, and after `calls_max` of them only its end may follow.
+    `param` names the field of the request that asked for it, for errors.
+    """
+
+    grammar: Grammar
+    starts: Literal["answer", "call"] = "answer"
+    calls_max: int | None = None
+    param: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

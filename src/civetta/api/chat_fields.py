@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from civetta.api.asking import template_for
-from civetta.api.fields import SharedFields, logprobs_in_range, neutral, refuse
+from civetta.api.fields import SharedFields, logprobs_in_range, missing, neutral, refuse
+from civetta.api.format_fields import FormatFields, format_of
 from civetta.api.image_fields import ImageParts
 from civetta.chat.message import Conversation, Message, TextPart, ToolCall, ToolSpec
 from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
+    from civetta.chat.answer_format import AnswerFormat
     from civetta.chat.message import ImagePart, Part, Role
     from civetta.chat.template import TemplateOptions
     from civetta.options import ReasoningOptions
@@ -107,13 +109,6 @@ class ThinkingFields(msgspec.Struct, kw_only=True):
     budget_tokens: int | None = None
 
 
-class FormatFields(msgspec.Struct, kw_only=True):
-    """`response_format`."""
-
-    type: str
-    json_schema: Any = None
-
-
 class ChatFields(SharedFields, kw_only=True):
     """The body of a request."""
 
@@ -163,8 +158,11 @@ class ChatFields(SharedFields, kw_only=True):
         for name in ("audio", "prediction", "web_search_options"):
             if getattr(self, name) is not None:
                 refuse(name, "it is not supported; leave it out")
-        if self.response_format is not None and self.response_format.type != "text":
-            refuse("response_format", "only the type text is supported")
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """The form of the answer; None for free text. Raises RequestInvalid."""
+        return None if self.response_format is None else format_of(self.response_format)
 
     @property
     def logprob_count(self) -> int | None:
@@ -267,14 +265,14 @@ def _parts(
                 place, f"parts of type {part.type[:40]!r} are not supported, text and image_url are"
             )
         if part.text is None:
-            raise RequestInvalid(f"The field {place}.text is required.", param=f"{place}.text")
+            missing(f"{place}.text")
         parts.append(TextPart(text=part.text))
     return tuple(parts)
 
 
 def _image(value: ImageUrlFields | str | None, place: str, images: ImageParts) -> ImagePart:
     if value is None:
-        _missing(place)
+        missing(place)
     if isinstance(value, str):
         return images.take(value, place)
     return images.take(value.url, f"{place}.url", detail=value.detail)
@@ -304,7 +302,7 @@ def _tool(tool: ToolFields, path: str) -> ToolSpec:
     inner = tool.function
     if inner is None:
         if tool.name is None:
-            _missing(f"{path}.function")
+            missing(f"{path}.function")
         return ToolSpec(
             name=tool.name,
             description=tool.description,
@@ -339,7 +337,3 @@ def _agreed(what: str, **values: Any) -> Any:
             code="invalid_reasoning",
         )
     return found[0] if found else None
-
-
-def _missing(path: str) -> NoReturn:
-    raise RequestInvalid(f"The field {path} is required.", param=path)

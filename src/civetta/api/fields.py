@@ -92,6 +92,11 @@ def refuse(name: str, why: str) -> NoReturn:
     )
 
 
+def missing(name: str) -> NoReturn:
+    """Raise the RequestInvalid of a field that has to be there."""
+    raise RequestInvalid(f"The field {name} is required.", param=name)
+
+
 def sampling_of(fields: SamplingFields) -> SamplingOverrides:
     """The request's own sampling values. Raises RequestInvalid naming one that is out of range."""
     values: dict[str, Any] = {}

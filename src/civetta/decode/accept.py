@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from civetta.decode.mask import TokenMask
     from civetta.decode.sampler import Sampled, SampleRow
 
 
@@ -39,10 +40,12 @@ def accept(
     logits_RV: NDArray[np.float32],
     row: SampleRow,
     end_ids: Collection[int] = (),
+    masks: Sequence[TokenMask | None] | None = None,
 ) -> Verdict:
     """Choose tokens from the rows [1 + drafts, V] of a launch, the first of them with `row`.
 
-    Nothing is chosen behind a token of `end_ids`. `row.history` is as before when this returns.
+    Nothing is chosen behind a token of `end_ids`. `masks`, where there are any, belong to the rows;
+    they may end behind a draft that no row can choose. `row.history` is as before when this returns.
     Raises LogitsInvalid for the first bad row that is needed.
     """
     assert len(logits_RV) == len(draft_ids) + 1, "a row for the newest token and for each draft"
@@ -50,7 +53,8 @@ def accept(
     accepted = 0
     try:
         for i, logits_V in enumerate(logits_RV):
-            sampled = sample_row(logits_V, replace(row, position=row.position + i))
+            mask = None if masks is None else masks[i]
+            sampled = sample_row(logits_V, replace(row, position=row.position + i, mask=mask))
             tokens.append(sampled)
             if i == len(draft_ids) or sampled.token_id != draft_ids[i]:
                 break

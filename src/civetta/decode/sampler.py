@@ -5,21 +5,22 @@ Legend: V vocabulary · N candidates that are left.
 The order, and why it is this one:
 
 1. penalties      change what the model said, so they come before everything that reads it;
-2. temperature    before the filters, so that top-p and min-p cut the distribution that is sampled;
-3. top-k          cheapest cut first; later sums run over few candidates;
-4. top-p          over what top-k left, renormalised;
-5. min-p          relative to the best one, so it needs no renormalisation and can come last;
-6. the draw       argmax(logit / T + Gumbel noise) over what is left, which is a draw from the
+2. the mask       what a grammar forbids is no candidate for anything that follows;
+3. temperature    before the filters, so that top-p and min-p cut the distribution that is sampled;
+4. top-k          cheapest cut first; later sums run over few candidates;
+5. top-p          over what top-k left, renormalised;
+6. min-p          relative to the best one, so it needs no renormalisation and can come last;
+7. the draw       argmax(logit / T + Gumbel noise) over what is left, which is a draw from the
                   softmax of what is left (philox.gumbel).
 
-Temperature 0 is the argmax after penalties; no filter can remove the best candidate.
+Temperature 0 is the argmax after the mask; no filter can remove the best candidate.
 Candidates are ordered by higher logit first, then lower id, and every cut takes a prefix of that
 order, so ties never depend on an algorithm's whim. At least `min_keep` candidates survive each
 cut. The noise belongs to (seed, position, token id) alone: the token is a function of the logits,
 the parameters, the history and the seed, and a draft that draws with the same noise tends to agree.
 
 Arithmetic after the logits is float64. Log-probabilities are the log-softmax of the raw logits,
-before penalties, temperature and filters: they tell what the model thinks, not what was allowed.
+before penalties, mask, temperature and filters: they tell what the model thinks, not what was allowed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from civetta.decode.history import TokenHistory
+    from civetta.decode.mask import TokenMask
     from civetta.types import SamplingParams
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -49,11 +51,15 @@ FIRST_SORT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
-    """What one row of logits is sampled with; `position` is the index the new token will have."""
+    """What one row of logits is sampled with; `position` is the index the new token will have.
+
+    `mask`: the tokens that may be chosen; None: all.
+    """
 
     params: SamplingParams
     position: int
     history: TokenHistory
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,8 @@ def sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
     """
     _require_finite(logits_V)
     penalized_V = apply_penalties(logits_V, row.params, row.history)
+    if row.mask is not None:
+        penalized_V = row.mask.apply(penalized_V)
     if row.params.temperature == 0:
         token_id = int(np.argmax(penalized_V))  # the first of equals: ties go to the lower id
     else:

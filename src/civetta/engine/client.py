@@ -11,15 +11,24 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from civetta.chat.answer_format import AUTO, answer_grammar
 from civetta.chat.reply import ContentDelta, Reply, ReplyParser, assemble
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import resolve
 from civetta.engine.protocol import Finished, GenerateRequest, Progress, Started, TokenEvent
-from civetta.types import CancelCause, FinishReason, SamplingOverrides, TokenLogprob, Usage
+from civetta.types import (
+    CancelCause,
+    Constraint,
+    FinishReason,
+    SamplingOverrides,
+    TokenLogprob,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from civetta.chat.answer_format import AnswerFormat, ToolChoice
     from civetta.chat.message import Conversation, ToolCall, ToolSpec
     from civetta.chat.reply import Delta
     from civetta.engine.protocol import EngineClient, Event, GenerationStream
@@ -31,7 +40,9 @@ class ReplyOptions:
 
     `template` says whether and how hard to think and whether old thoughts stay. `sampling` goes
     before the server's values and the preset of the thinking mode. `tools` False neither offers
-    nor parses the conversation's tools. An empty `request_id` is replaced by a random one.
+    nor parses the conversation's tools; `tool_choice` says whether they are called. `answer_format`
+    binds the answer, not the thought; `thinking_budget` tokens of thought at most. An empty
+    `request_id` is replaced by a random one.
     """
 
     template: TemplateOptions = field(default_factory=TemplateOptions)
@@ -42,6 +53,9 @@ class ReplyOptions:
     ignore_eos: bool = False
     tools: bool = True
     parallel_tool_calls: bool = True
+    tool_choice: ToolChoice = AUTO
+    answer_format: AnswerFormat | None = None
+    thinking_budget: int | None = None
     timeout_s: float | None = None
     use_cache: bool = True
     request_id: str = ""
@@ -105,12 +119,15 @@ class ChatClient:
     async def generate(
         self, conversation: Conversation, options: ReplyOptions | None = None
     ) -> ReplyStream:
-        """Queue a reply; rendering and encoding happen on a worker thread.
+        """Queue a reply; rendering, encoding and compiling happen on a worker thread.
 
         Raises RequestInvalid, TemplateError, TokenizerError, ContextOverflow, EngineBusy or
         EngineClosed before anything runs. Failures after that raise from the stream.
         """
-        return self.submit(await asyncio.to_thread(self.prepare, conversation, options))
+        prepared = await asyncio.to_thread(self.prepare, conversation, options)
+        if prepared.request.constraint is None:
+            return self.submit(prepared)
+        return await asyncio.to_thread(self.submit, prepared)
 
     def generate_sync(
         self, conversation: Conversation, options: ReplyOptions | None = None
@@ -133,7 +150,12 @@ class ChatClient:
         prompt_ids = self._engine.tokenizer.encode(
             rendered.text, literal_starts=rendered.literal_starts
         )
-        request = self._request(tuple(prompt_ids), options)
+        request = replace(
+            self._request(tuple(prompt_ids), options),
+            thinking=rendered.opens_thinking,
+            thinking_budget=options.thinking_budget,
+            constraint=_constraint(options),
+        )
         if conversation.media:
             from civetta.engine.image_prompt import lay_images  # brings numpy and PIL
 
@@ -176,6 +198,14 @@ class ChatClient:
             use_cache=options.use_cache,
             client_id=options.client_id,
         )
+
+
+def _constraint(options: ReplyOptions) -> Constraint | None:
+    """What the format asks of the answer."""
+    form = options.answer_format
+    if form is None:
+        return None
+    return Constraint(grammar=answer_grammar(form), param=form.param)
 
 
 class ReplyStream:

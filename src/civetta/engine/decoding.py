@@ -45,19 +45,27 @@ class Decoding:
         drafts = {} if self._speculation is None else self._speculation.propose(jobs)
         parts: list[Part] = []
         for job in jobs:
-            self._attempt([job], partial(self._plan, job, drafts.get(job.key), parts))
+            self._attempt([job], partial(self._plan, job, drafts, parts))
         # A later reservation may have sent an earlier job back to the queue.
         for group in in_launches([part for part in parts if part.job.session is not None]):
             self._attempt([part.job for part in group], partial(self._launch, group, drafts))
         self._tally.decode_s += self._clock() - began_s
 
-    def _plan(self, job: Job, draft: Draft | None, parts: list[Part]) -> None:
+    def _plan(self, job: Job, drafts: dict[int, Draft], parts: list[Part]) -> None:
+        draft = drafts.get(job.key)
+        if draft is not None and job.guide is not None:
+            draft.cut(job.guide.fitting(draft.ids))
+            if not draft.ids:
+                del drafts[job.key]
+                draft = None
         ids = [job.request.generated_ids[-1], *(draft.ids if draft else ())]
         if self._launcher.reserve(job, len(ids)):
             parts.append(Part(job=job, ids=ids, rows="all" if draft else "last"))
 
     def _launch(self, group: Sequence[Part], drafts: Mapping[int, Draft]) -> None:
         began_s = self._clock()
+        for part in group:
+            self._replies.expect(part.job, part.ids[1:])
         for part, rows_RV in zip(group, self._launcher.run(group), strict=True):
             draft = drafts.get(part.job.key)
             self._attempt([part.job], partial(self._accept, part.job, rows_RV, draft))

@@ -9,6 +9,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from civetta.decode.guides import Guides
 from civetta.decode.limits import check_sampling
 from civetta.decode.stream import TokenText
 from civetta.engine.loop import LoopLimits, StepLoop
@@ -64,6 +65,7 @@ class Engine:
         options = options or EngineOptions()
         if end_ids is None:
             end_ids = () if tokenizer is None else tokenizer.eog_ids
+        self._guides = Guides(tokenizer, info.vocab_size)
         self._default_timeout_s = options.request_timeout_ms / 1000 or None
         limits = LoopLimits(
             budget=Budget(
@@ -126,7 +128,7 @@ class Engine:
         return self._template
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
-        """Queue a request; the stream's events begin when its turn comes.
+        """Queue a request; the stream's events begin when its turn comes. Compiles its constraint.
 
         Raises ContextOverflow, RequestInvalid, EngineBusy or EngineClosed before anything runs.
         """
@@ -143,7 +145,13 @@ class Engine:
             )
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._default_timeout_s)
-        queued, outbox = self._loop.submit(request)
+        guide = self._guides.of(
+            thinking=request.thinking,
+            thinking_budget=request.thinking_budget,
+            constraint=request.constraint,
+            ends=not request.ignore_eos,
+        )
+        queued, outbox = self._loop.submit(request, guide)
         return OutboxStream(outbox, queued.cancel)
 
     def abort(self, request_id: str) -> bool:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.cache.protocol import ImageMark, KeepKind, Restore, RestorePoint
+    from civetta.decode.guide import Guide
     from civetta.decode.history import TokenHistory
     from civetta.decode.stream import TokenText
     from civetta.engine.outbox import Outbox
@@ -44,18 +45,20 @@ class Parking:
 class Job:
     """One request at work.
 
-    `ticket` is its place in the queue (shares.py). `reply` is there from the first admission on,
-    `session` while it runs. Up to `alone_until` tokens its launches have no other member: a launch
-    that failed with several does not say whose fault it was. `turn` is the step that last gave it
-    prompt tokens. `restore` fills the session from `point` until the prefill begins; a launch ends
-    at each position of `keep_at`, and the state is kept there. `ahead` tokens of the session are
-    verified drafts that the reply does not have yet.
+    `ticket` is its place in the queue (shares.py). `guide` bounds its tokens, where something
+    does. `reply` is there from the first admission on, `session` while it runs. Up to
+    `alone_until` tokens its launches have no other member: a launch that failed with several does
+    not say whose fault it was. `turn` is the step that last gave it prompt tokens. `restore` fills
+    the session from `point` until the prefill begins; a launch ends at each position of `keep_at`,
+    and the state is kept there. `ahead` tokens of the session are verified drafts that the reply
+    does not have yet.
     `images` tell the cache what `spans` tell the session; with `image_rows`, the rows of those
     encoded by their number, they belong to image_work.py.
     """
 
     request: Request
     outbox: Outbox
+    guide: Guide | None = None
     ticket: int = 0
     reply: Reply | None = None
     session: Session | None = None

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from civetta.cache.protocol import ContinuationCache
+    from civetta.decode.guide import Guide
     from civetta.decode.stream import TokenText
     from civetta.engine.job import Job
     from civetta.engine.language_model import LanguageModel
@@ -97,7 +98,7 @@ class StepLoop:
         self._finisher = Finisher(cache, self._roster, self._tally, clock=clock)
         self._attempt = Attempts(self._finisher)
         launcher = Launcher(model, cache, put_back=self._put_back_one)
-        replies = Replies(
+        self._replies = replies = Replies(
             self._finisher,
             self._tally,
             end_ids=limits.end_ids,
@@ -133,9 +134,9 @@ class StepLoop:
 
     # ---- any thread ----------------------------------------------------------------------------
 
-    def submit(self, spec: GenerateRequest) -> tuple[Request, Outbox]:
+    def submit(self, spec: GenerateRequest, guide: Guide | None = None) -> tuple[Request, Outbox]:
         """Queue a request that was checked. Raises EngineClosed or EngineBusy."""
-        job = self._roster.add(spec, now_s=self._clock())
+        job = self._roster.add(spec, now_s=self._clock(), guide=guide)
         return job.request, job.outbox
 
     def abort(self, request_id: str) -> bool:
@@ -187,6 +188,7 @@ class StepLoop:
             self.stop()
             for job in [*self._roster.waiting(), *self._roster.running()]:
                 self._attempt([job], partial(self._break_off, job))
+            self._attempt.error_of(self._replies.close)
             self._attempt.error_of(partial(self._cache.close, drain_s=self._limits.cache_drain_s))
 
     def step(self) -> bool:

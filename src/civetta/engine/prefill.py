@@ -97,6 +97,9 @@ class Prefill:
 
     def _launch(self, group: Sequence[Part]) -> None:
         began_s = self._clock()
+        for part in group:
+            if part.rows == "last":
+                self._replies.expect(part.job)
         logits = self._launcher.run(group)
         self._tally.prefilled(sum(len(part.ids) for part in group), self._clock() - began_s)
         for part, rows_RV in zip(group, logits, strict=True):

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from civetta.cache.protocol import CacheStats
-from civetta.types import CancelCause, FinishReason, SamplingParams, TokenLogprob, Usage
+from civetta.types import (
+    CancelCause,
+    Constraint,
+    FinishReason,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -41,6 +48,8 @@ class GenerateRequest:
     max_tokens None means: until an end token or the context is full. `stop` strings cut the text
     before them; `ignore_eos` generates past end tokens. `timeout_s` bounds queue plus generation.
     `use_cache` False computes the whole prompt; what is computed may be kept all the same.
+    `thinking`: the prompt leaves a thought open. A thought longer than `thinking_budget` tokens is
+    closed; what follows it, or parts of that, obey the `constraint`.
     """
 
     request_id: str
@@ -53,6 +62,9 @@ class GenerateRequest:
     client_id: str = ""
     use_cache: bool = True
     images: tuple[RequestImage, ...] = ()
+    thinking: bool = False
+    thinking_budget: int | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +194,7 @@ class EngineClient(Protocol):
         ...
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
-        """Queue a request.
+        """Queue a request. One with a constraint may take long to compile: call on a worker thread.
 
         Raises ContextOverflow, RequestInvalid, EngineBusy or EngineClosed before anything runs.
         """

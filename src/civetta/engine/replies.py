@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from civetta.decode.accept import accept
@@ -37,6 +39,8 @@ class Replies:
         self._finisher, self._tally = finisher, tally
         self._end_ids = frozenset(end_ids)
         self._context_tokens, self._max_text_bytes = context_tokens, max_text_bytes
+        # One thread, made when it is first needed: masks wait for no launch, nor launches for them.
+        self._beside = ThreadPoolExecutor(1, "civetta-masks")
 
     def judge(self, job: Job, draft_ids: Sequence[int], rows_RV: NDArray[np.float32]) -> Verdict:
         """The tokens that follow everything generated so far, from the rows behind each draft.
@@ -44,11 +48,24 @@ class Replies:
         Raises LogitsInvalid.
         """
         end_ids = () if job.request.spec.ignore_eos else self._end_ids
-        return accept(draft_ids, rows_RV, self._row(job), end_ids)
+        masks = None if job.guide is None else job.guide.rows(draft_ids)
+        return accept(draft_ids, rows_RV, self._row(job), end_ids, masks)
 
     def sample(self, job: Job, logits_V: NDArray[np.float32]) -> Sampled:
         """The token that follows everything generated so far. Raises LogitsInvalid."""
-        return sample_row(logits_V, self._row(job))
+        row = self._row(job)
+        if job.guide is not None:
+            row = replace(row, mask=job.guide.rows()[0])
+        return sample_row(logits_V, row)
+
+    def expect(self, job: Job, draft_ids: Sequence[int] = ()) -> None:
+        """Let the masks of the rows of a launch be computed beside it."""
+        if job.guide is not None:
+            job.guide.begin_rows(draft_ids, self._beside)
+
+    def close(self) -> None:
+        """End the thread beside the launches."""
+        self._beside.shutdown(wait=True, cancel_futures=True)
 
     def _row(self, job: Job) -> SampleRow:
         request = job.request
@@ -73,6 +90,8 @@ class Replies:
             job.outbox.put(TokenEvent(token_id=token_id, text=""))
             self._finisher.finish(job, FinishReason.STOP)
             return False
+        if job.guide is not None:
+            job.guide.advance(token_id)
         certain = reply.text.push(token_id)
         request.text_bytes += len(certain.text.encode())
         job.outbox.put(TokenEvent(token_id=token_id, text=certain.text, logprob=sampled.logprob))

@@ -84,6 +84,18 @@ def check_request(spec: GenerateRequest, *, vocab_size: int, context_tokens: int
             f"The timeout is {spec.timeout_s} s; give more than 0, or leave it out.",
             param="timeout",
         )
+    if spec.constraint is not None and spec.ignore_eos:
+        raise RequestInvalid(
+            "ignore_eos contradicts an answer format or tools, which say where a reply ends; leave"
+            " it out.",
+            param="ignore_eos",
+        )
+    if spec.thinking_budget is not None and spec.thinking_budget < 0:
+        raise RequestInvalid(
+            f"The thinking budget is {spec.thinking_budget} tokens; give at least 0, or leave it"
+            " out.",
+            param="thinking_budget",
+        )
     if len(spec.prompt_ids) >= context_tokens:
         raise ContextOverflow(len(spec.prompt_ids), context_tokens, spec.max_tokens or 1)
 

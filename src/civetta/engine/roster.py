@@ -15,6 +15,7 @@ from civetta.engine.shares import QueueTickets
 from civetta.errors import EngineBusy, EngineClosed
 
 if TYPE_CHECKING:
+    from civetta.decode.guide import Guide
     from civetta.engine.protocol import GenerateRequest
 
 
@@ -34,7 +35,7 @@ class Roster:
 
     # ---- any thread ----------------------------------------------------------------------------
 
-    def add(self, spec: GenerateRequest, *, now_s: float) -> Job:
+    def add(self, spec: GenerateRequest, *, now_s: float, guide: Guide | None = None) -> Job:
         """Queue a request. Raises EngineClosed or EngineBusy."""
         with self._changed:
             if self.closing:
@@ -47,6 +48,7 @@ class Roster:
             job = Job(
                 request=Request(self._next_key, spec, now_s=now_s),
                 outbox=Outbox(max_unread=self._max_unread),
+                guide=guide,
                 ticket=self._tickets.take(spec.client_id),
             )
             self._next_key += 1
