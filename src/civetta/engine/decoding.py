@@ -41,7 +41,7 @@ class Decoding:
 
     def run(self, jobs: Sequence[Job]) -> None:
         """One round: each job gets one token, and as many more as were drafted rightly."""
-        began_s = self._clock()
+        began_s, before = self._clock(), self._tally.generated_tokens
         drafts = {} if self._speculation is None else self._speculation.propose(jobs)
         parts: list[Part] = []
         for job in jobs:
@@ -49,7 +49,9 @@ class Decoding:
         # A later reservation may have sent an earlier job back to the queue.
         for group in in_launches([part for part in parts if part.job.session is not None]):
             self._attempt([part.job for part in group], partial(self._launch, group, drafts))
-        self._tally.decode_s += self._clock() - began_s
+        self._tally.decoded(
+            len(jobs), self._tally.generated_tokens - before, self._clock() - began_s
+        )
 
     def _plan(self, job: Job, drafts: dict[int, Draft], parts: list[Part]) -> None:
         draft = drafts.get(job.key)
@@ -69,6 +71,10 @@ class Decoding:
         for part, rows_RV in zip(group, self._launcher.run(group), strict=True):
             draft = drafts.get(part.job.key)
             self._attempt([part.job], partial(self._accept, part.job, rows_RV, draft))
+            now_s = self._clock()
+            if part.job.delivered_s is not None:
+                self._tally.delivered(now_s - part.job.delivered_s)
+            part.job.delivered_s = now_s
         if self._speculation is not None:
             self._speculation.launched(
                 sessions=len(group),

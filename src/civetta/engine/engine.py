@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from civetta.chat.template import ChatTemplate
     from civetta.chat.tokenizer import Tokenizer
     from civetta.engine.language_model import LanguageModel
-    from civetta.engine.protocol import EngineStats, GenerateRequest, GenerationStream, ModelInfo
+    from civetta.engine.protocol import (
+        EngineStats,
+        GenerateRequest,
+        GenerationStream,
+        ModelInfo,
+        RequestView,
+    )
     from civetta.engine.speculation import Drafting
 
 MAX_UNREAD_EVENTS = 16_384
@@ -158,10 +164,17 @@ class Engine:
         """End the request of that id within one step or chunk; False when none waits or runs."""
         return self._loop.abort(request_id)
 
+    def requests(self) -> tuple[RequestView, ...]:
+        """Who runs, in order of admission, then who waits; cheap."""
+        return self._loop.requests()
+
     def stats(self) -> EngineStats:
         """Counters now; cheap, no device work."""
         return replace(
-            self._loop.stats(), stalls_total=self._watch.stalls, stalled_s=self._watch.stalled_s
+            self._loop.stats(),
+            stalls_total=self._watch.stalls,
+            stalled_s=self._watch.stalled_s,
+            device_bytes=_device_bytes(self._info.device),
         )
 
     def close(self) -> None:
@@ -181,6 +194,15 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _device_bytes(device: str) -> int:
+    """Bytes that this process's tensors take on a GPU; 0 on a CPU. Asks the allocator alone."""
+    if not device.startswith("cuda"):
+        return 0
+    import torch
+
+    return int(torch.cuda.memory_allocated(device))
 
 
 def _shut_down(loop: StepLoop, thread: threading.Thread, watch: StallWatch) -> None:

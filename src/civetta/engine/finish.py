@@ -83,8 +83,9 @@ class Finisher:
             self._tally.longest_sequence = max(
                 self._tally.longest_sequence, request.prompt_tokens + len(request.generated_ids)
             )
-            request.end(state, now_s=self._clock())
-            self._tally.ended(request)
+            now_s = self._clock()
+            request.end(state, now_s=now_s)
+            self._tally.ended(request, request.usage(now_s=now_s))
             self._give_up_session(job, keep=error is None)
         finally:
             usage = request.usage(now_s=self._clock())
@@ -120,7 +121,7 @@ def _log_end(
     usage = job.request.usage(now_s=0.0)
     log_event(
         _log,
-        logging.WARNING if error is not None else logging.INFO,
+        logging.WARNING if error is not None else logging.DEBUG,
         "request_end",
         id=job.request.spec.request_id,
         reason=reason if error is None else error.code,

@@ -51,7 +51,7 @@ class Job:
     not say whose fault it was. `turn` is the step that last gave it prompt tokens. `restore` fills
     the session from `point` until the prefill begins; a launch ends at each position of `keep_at`,
     and the state is kept there. `ahead` tokens of the session are verified drafts that the reply
-    does not have yet.
+    does not have yet. `delivered_s` is when it last got a token.
     `images` tell the cache what `spans` tell the session; with `image_rows`, the rows of those
     encoded by their number, they belong to image_work.py.
     """
@@ -72,6 +72,7 @@ class Job:
     keep_at: dict[int, KeepKind] = field(default_factory=dict)
     parking: Parking = field(default_factory=Parking)
     ahead: int = 0
+    delivered_s: float | None = None
 
     @property
     def key(self) -> int:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from civetta.engine.job import Job
     from civetta.engine.language_model import LanguageModel
     from civetta.engine.outbox import Outbox
-    from civetta.engine.protocol import EngineStats, GenerateRequest
+    from civetta.engine.protocol import EngineStats, GenerateRequest, RequestView
     from civetta.engine.request import Request
     from civetta.engine.speculation import Drafting
 
@@ -166,6 +166,11 @@ class StepLoop:
                 cache=self._cache.stats(),
             )
         )
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """Who runs, in order of admission, then who waits."""
+        jobs = (*self._roster.running(), *self._roster.waiting())
+        return tuple(job.request.view() for job in jobs)
 
     def running_ids(self) -> list[str]:
         """Request ids of those who run."""

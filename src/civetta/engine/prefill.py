@@ -118,8 +118,15 @@ class Prefill:
                     processed_tokens=request.prefilled_tokens, prompt_tokens=request.prompt_tokens
                 )
             )
+        if len(rows_RV):
+            self._tell_first(job)
         if len(rows_RV) and self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
             self._launcher.expect_newest(job)
+
+    def _tell_first(self, job: Job) -> None:
+        job.delivered_s = now_s = self._clock()
+        if not job.request.generated_ids:
+            self._tally.first_token(job.request.usage(now_s=now_s))
 
 
 def _up_to(stop: int | None, here: int, n_tokens: int) -> int:

@@ -146,6 +146,46 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """One request that waits or runs, as counts alone; nothing of its text.
+
+    `state` is a `RequestState` as text; `processed_tokens` of the prompt are done, cached ones
+    included; `max_tokens` None: until the context is full.
+    """
+
+    request_id: str
+    state: str
+    prompt_tokens: int
+    cached_tokens: int
+    processed_tokens: int
+    generated_tokens: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramStats:
+    """Durations counted by range: counts[i] fell in (bounds_s[i-1], bounds_s[i]], the last above."""
+
+    bounds_s: tuple[float, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    sum_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurationStats:
+    """Of all requests since the start, in seconds.
+
+    `first_token` and `queue` count from submission; `inter_token` is between a reply's successive
+    deliveries (with drafts, one may bring several tokens); `whole` is from submission to the end.
+    """
+
+    queue: HistogramStats = field(default_factory=HistogramStats)
+    first_token: HistogramStats = field(default_factory=HistogramStats)
+    inter_token: HistogramStats = field(default_factory=HistogramStats)
+    whole: HistogramStats = field(default_factory=HistogramStats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """Live counters for health, metrics and slots."""
 
@@ -173,6 +213,13 @@ class EngineStats:
     draft_tokens_total: int = 0
     draft_tokens_accepted_total: int = 0
     draft_depths: tuple[tuple[int, int], ...] = ()  # by depth: drafted, accepted
+    durations: DurationStats = field(default_factory=DurationStats)
+    cache_misses: tuple[tuple[str, int], ...] = ()  # by reason: prompts of ended requests
+    prefill_rate: float = 0.0  # tokens a second of the newest second of such work
+    decode_rate: float = 0.0
+    decode_rounds_total: int = 0  # launches that computed the next tokens of replies
+    decoded_rows_total: int = 0  # replies in those launches, summed
+    device_bytes: int = 0  # memory that tensors take on a GPU
 
 
 class EngineClient(Protocol):
@@ -202,6 +249,10 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: str) -> bool:
         """End the request of that id within one step or chunk; False when none waits or runs."""
+        ...
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """Who runs, in order of admission, then who waits; cheap."""
         ...
 
     def stats(self) -> EngineStats:

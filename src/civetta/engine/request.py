@@ -16,6 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from civetta.engine.protocol import RequestView
 from civetta.errors import ContextOverflow, RequestInvalid
 from civetta.types import CacheSaving, CancelCause, Usage
 
@@ -281,6 +282,18 @@ class Request:
             queue_s=prefilling_s - self._submitted_s,
             prefill_s=decoding_s - prefilling_s,
             decode_s=end_s - decoding_s,
+        )
+
+    def view(self) -> RequestView:
+        """Its counts now, for any thread."""
+        return RequestView(
+            request_id=self.spec.request_id,
+            state=self.state.value,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            processed_tokens=min(self.prefilled_tokens, self.prompt_tokens),
+            generated_tokens=len(self.generated_ids),
+            max_tokens=self.spec.max_tokens,
         )
 
     def check(self) -> None:
