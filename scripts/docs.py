@@ -98,8 +98,8 @@ def _row(name: str) -> str:
     setting = all_settings()[name]
     flags = ", ".join(f"`{flag}`" for flag in setting.flags)
     env = ", ".join(f"`{variable}`" for variable in setting.env_names)
-    default = "" if setting.default is None else f"`{setting.default}`"
-    wanted = setting.wanted.replace("|", "\\|")
+    default = "" if setting.default in (None, ()) else f"`{setting.default}`"
+    wanted = setting.wanted.replace("|", "\\|") + ("; several" if setting.many else "")
     return f"| `{setting.topic}.{name}` | {flags} | {env} | {wanted} | {default} |\n"
 
 

@@ -17,6 +17,7 @@ from civetta.engine.protocol import (
     GenerateRequest,
     ModelInfo,
     Progress,
+    RequestView,
     Started,
     TokenEvent,
 )
@@ -70,6 +71,7 @@ class FakeEngine:
         self._refuse = refuse
         self.tokenizer = byte_tokenizer()
         self.requests: list[GenerateRequest] = []
+        self.active: tuple[RequestView, ...] = ()
         self.finished: list[Finished] = []
         self.ended = threading.Semaphore(0)
         self.closed = False
@@ -115,6 +117,9 @@ class FakeEngine:
         self._aborted.add(request_id)
         self._cancelled[request_id].set()
         return True
+
+    def views(self) -> tuple[RequestView, ...]:
+        return self.active
 
     def stats(self) -> EngineStats:
         return EngineStats(

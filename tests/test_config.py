@@ -28,7 +28,7 @@ def test_every_field_is_a_setting_with_a_unique_name_and_flag():
 
 def test_defaults_are_within_their_own_ranges():
     for item in all_settings().values():
-        if item.default is not None and item.kind != "bool":
+        if item.default not in (None, ()) and item.kind != "bool":
             assert parse_value(item, str(item.default), item.flags[-1]) == item.default
 
 
@@ -95,6 +95,19 @@ def test_a_missing_file_is_a_usage_error(tmp_path):
         load(config_file=str(tmp_path / "no.toml"))
 
 
+def test_settings_of_many_values_come_from_flags_words_and_lists(tmp_path):
+    assert load().server.api_key == ()
+    assert load({"api_key": ("a", "b")}).server.api_key == ("a", "b")
+    assert load(env={"CIVETTA_API_KEY": "one two"}).server.api_key == ("one", "two")
+    file = tmp_path / "c.toml"
+    file.write_text('[server]\ncors_origin = ["https://a.example", "http://b:1"]\n')
+    assert load(config_file=str(file)).server.cors_origin == ("https://a.example", "http://b:1")
+    for raw in ("[]", '["a b"]', "7", '[""]', '["https://a.example/path/"]'):
+        file.write_text(f"[server]\ncors_origin = {raw}\n")
+        with pytest.raises(UsageError, match="cors_origin"):
+            load(config_file=str(file))
+
+
 def test_environment_mistakes_name_the_variable():
     with pytest.raises(UsageError, match="CIVETTA_PROT in the environment: did you mean CIVETTA_P"):
         load(env={"CIVETTA_PROT": "1"})
@@ -110,7 +123,7 @@ def test_environment_mistakes_name_the_variable():
         ("seed", str(2**64)), ("seed", "-1"), ("context", "9" * 30), ("device", "gpu"),
         ("device", "cuda:"), ("device", "cpu:0"), ("dtype", "f16"), ("think", "yes"),
         ("reasoning_effort", "none"), ("port", "65536"), ("host", "a b"), ("host", ""),
-        ("api_key", "a b"), ("api_key", ""), ("model", ""), ("max_tokens", "-2"), ("max_tokens", "0"),
+        ("api_key", "é"), ("api_key", ""), ("model", ""), ("max_tokens", "-2"), ("max_tokens", "0"),
         ("repeat_penalty", "0"), ("prefill_batch", "63"), ("prefill_batch", "8193"),
         ("served_model_name", "a\nb"), ("min_keep", "0"),
     ],
@@ -132,7 +145,8 @@ def test_any_text_is_parsed_or_refused(name, raw):
     except UsageError:
         return
     kinds = {"int": int, "float": float, "str": str, "bool": bool}
-    assert isinstance(value, kinds[setting.kind])
+    values = value if setting.many else (value,)
+    assert all(isinstance(item, kinds[setting.kind]) for item in values)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +65,15 @@ class Terminal:
 def parse_value(setting: Setting, raw: object, where: str) -> Any:
     """Turn text (flag, environment) or a TOML value into the setting's type, checked.
 
-    `where` names the place for the message, for example "--top-k". Raises UsageError.
+    `where` names the place for the message, for example "--top-k". A setting of many values gives
+    a tuple, from words of a text or a list. Raises UsageError.
     """
+    if setting.many:
+        items = raw.split() if isinstance(raw, str) else raw
+        if not isinstance(items, list) or not items:
+            raise UsageError(f"{where} is {_shown(raw)}: give {setting.wanted}.")
+        one = replace(setting, many=False)
+        return tuple(parse_value(one, item, where) for item in items)
     value = _from_text(setting, raw) if isinstance(raw, str) else _from_toml(setting, raw)
     if value is None or not _allowed(setting, value):
         raise UsageError(f"{where} is {_shown(raw)}: give {setting.wanted}.")

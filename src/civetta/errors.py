@@ -19,9 +19,13 @@ CivettaError
 │   ├── ModelNotFound          another model id than the one served
 │   ├── Unauthorized           the API key is missing or wrong                        (HTTP 401)
 │   ├── BodyTooLarge           more bytes than --max-request-bytes                    (HTTP 413)
+│   ├── HeadersTooLarge        more bytes than --max-header-bytes                     (HTTP 431)
+│   ├── BodyTimeout            a body that does not arrive                            (HTTP 408)
+│   ├── OriginRefused          a web page that --cors-origin does not name            (HTTP 403)
 │   ├── RouteNotFound          a path the server does not have                        (HTTP 404)
 │   └── MethodNotAllowed       a path the server has, with another method             (HTTP 405)
 ├── EngineBusy                 the queue is full                                      (HTTP 429)
+│   ├── NoSlotFree             every session is taken, asked of /slots                (HTTP 503)
 │   └── TooManyRequests        more open requests than --max-connections              (HTTP 503)
 ├── EngineClosed               shutting down or not ready                             (HTTP 503)
 ├── RequestAborted             somebody ended the request by its id                   (HTTP 499)
@@ -191,6 +195,27 @@ class BodyTooLarge(RequestError):
     http_status = 413
 
 
+class HeadersTooLarge(RequestError):
+    """Request line and headers have more bytes than the server accepts."""
+
+    code = "headers_too_large"
+    http_status = 431
+
+
+class BodyTimeout(RequestError):
+    """A request's body did not arrive in time."""
+
+    code = "body_timeout"
+    http_status = 408
+
+
+class OriginRefused(RequestError):
+    """A web page of an origin that may not use the server."""
+
+    code = "origin_refused"
+    http_status = 403
+
+
 class RouteNotFound(RequestError):
     """A path that this server does not have."""
 
@@ -216,6 +241,13 @@ class TooManyRequests(EngineBusy):
     """More requests are open than the server holds; retry later."""
 
     code = "too_many_connections"
+    http_status = 503
+
+
+class NoSlotFree(EngineBusy):
+    """Every session is taken; said to those who ask /slots for it."""
+
+    code = "no_slot_free"
     http_status = 503
 
 

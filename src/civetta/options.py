@@ -40,6 +40,7 @@ class Setting:
     pattern: str = ""  # for str: what the whole value has to match
     expects: str = ""  # the cure in words, where the range or the choices do not say it
     env: tuple[str, ...] = ()  # further environment names, weaker than the CIVETTA_ one
+    many: bool = False  # a tuple of such values: flag repeated, environment split at spaces
 
     @property
     def env_names(self) -> tuple[str, ...]:
@@ -372,12 +373,41 @@ class ServerOptions:
     served_model_name: str | None = _setting(
         None, "--served-model-name ID", "Model id for clients; left out, the model's own name."
     )
-    api_key: str | None = _setting(
-        None,
+    api_key: tuple[str, ...] = _setting(
+        (),
         "--api-key KEY",
-        "Key that requests have to bring; health checks stay open.",
+        "Key that requests have to bring; health checks stay open. May be given several times.",
         pattern="[!-~]+",
         expects="printable ASCII without spaces",
+        many=True,
+    )
+    api_key_file: str | None = _setting(
+        None,
+        "--api-key-file FILE",
+        "File with further keys, one a line; empty lines and lines that begin with # are skipped.",
+        expects="a path",
+    )
+    cors_origin: tuple[str, ...] = _setting(
+        (),
+        "--cors-origin ORIGIN",
+        "Origin whose web pages may use the API, such as https://chat.example; * is every one. May"
+        " be given several times; left out, none but the server's own.",
+        pattern=r"\*|null|[a-z][a-z0-9+.-]*://[!-~]*[^/]",
+        expects="an origin such as https://chat.example:8443, without a path, or *",
+        many=True,
+    )
+    trace: str | None = _setting(
+        None,
+        "--trace FILE",
+        "Append a JSON line for each event of a request: times and counts, never its text.",
+        expects="a path",
+    )
+    max_header_bytes: int = _setting(
+        32_768,
+        "--max-header-bytes BYTES",
+        "Largest request line and headers together; larger ones are answered with 431.",
+        low=1024,
+        high=1 << 20,
     )
     max_request_bytes: int = _setting(
         8_388_608,
@@ -466,7 +496,7 @@ def settings_of(topic: str) -> tuple[Setting, ...]:
             Setting(
                 topic=topic,
                 name=item.name,
-                kind=str(item.type).removesuffix(" | None"),
+                kind="str" if more.get("many") else str(item.type).removesuffix(" | None"),
                 default=item.default,
                 flags=tuple(flags) if metavar else (*flags, last),
                 metavar=metavar,

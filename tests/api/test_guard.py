@@ -33,7 +33,7 @@ def test_every_response_has_its_own_request_id():
     ],
 )
 def test_wrong_keys_are_refused(headers):
-    app = app_of(FakeEngine(), **server(api_key="sesame"))
+    app = app_of(FakeEngine(), **server(api_key=("sesame",)))
     raw = {name: value.encode("latin-1") for name, value in headers.items()}
     for path in ("/v1/models", "/metrics", "/nowhere"):
         response = request(app, "GET", path, headers=raw)
@@ -52,13 +52,13 @@ def test_wrong_keys_are_refused(headers):
     ],
 )
 def test_the_right_key_opens(headers):
-    app = app_of(FakeEngine(), **server(api_key="sesame"))
+    app = app_of(FakeEngine(), **server(api_key=("sesame",)))
     assert request(app, "GET", "/v1/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("path", HEALTH)
 def test_health_needs_no_key(path):
-    assert request(app_of(FakeEngine(), **server(api_key="k")), "GET", path).status_code == 200
+    assert request(app_of(FakeEngine(), **server(api_key=("k",))), "GET", path).status_code == 200
 
 
 def test_a_body_over_the_limit_is_refused_with_its_limit():
@@ -129,7 +129,7 @@ def test_requests_are_logged_without_their_text(caplog):
     logging.getLogger("civetta").propagate = True
     with caplog.at_level(logging.DEBUG, logger="civetta"):
         request(
-            app_of(FakeEngine("REPLYTEXT"), **server(api_key="sesame")),
+            app_of(FakeEngine("REPLYTEXT"), **server(api_key=("sesame",))),
             "POST",
             "/v1/completions",
             body={"prompt": "PROMPTTEXT"},

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+from civetta.engine.protocol import Started, TokenEvent
+from civetta.types import Usage
+
 if TYPE_CHECKING:
-    from civetta.types import Usage
+    from collections.abc import Callable
+
+    from civetta.engine.protocol import Progress
 
 
 def usage_payload(usage: Usage) -> dict[str, Any]:
@@ -58,6 +64,55 @@ def server_timing(usage: Usage) -> str:
         "total": usage.queue_s + usage.prefill_s + usage.decode_s,
     }
     return ", ".join(f"{name};dur={_ms(seconds)}" for name, seconds in parts.items())
+
+
+class LiveTimings:
+    """The `timings` of a reply that is still coming, and how far its prompt is.
+
+    Durations are those that the server sees, from the request's arrival here.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = self._started_s = clock()
+        self._first_s: float | None = None
+        self._cached_tokens = 0
+        self.prompt_tokens = 0
+        self.predicted = 0
+
+    def see(self, item: object) -> None:
+        """Take note of an event of the engine."""
+        if isinstance(item, TokenEvent):
+            self.predicted += 1
+            if self._first_s is None:
+                self._first_s = self._clock()
+        elif isinstance(item, Started):
+            self.prompt_tokens, self._cached_tokens = item.prompt_tokens, item.cached_tokens
+            self._started_s = self._clock()
+
+    def progress(self, item: Progress) -> dict[str, int]:
+        """llama.cpp's `prompt_progress` object."""
+        return {
+            "total": item.prompt_tokens,
+            "cache": self._cached_tokens,
+            "processed": item.processed_tokens,
+            "time_ms": round((self._clock() - self._began_s) * 1000),
+        }
+
+    def payload(self) -> dict[str, Any]:
+        """The object so far."""
+        now_s = self._clock()
+        first_s = now_s if self._first_s is None else self._first_s
+        return timings_payload(
+            Usage(
+                prompt_tokens=self.prompt_tokens,
+                completion_tokens=self.predicted,
+                cached_tokens=self._cached_tokens,
+                queue_s=self._started_s - self._began_s,
+                prefill_s=first_s - self._started_s,
+                decode_s=now_s - first_s,
+            )
+        )
 
 
 def _ms(seconds: float) -> float:

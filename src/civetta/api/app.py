@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
 
-from civetta.api import chat, completions, service
+from civetta.api.account import Traffic, account_of
 from civetta.api.delivery import Pace
 from civetta.api.guard import Guard
+from civetta.api.keys import KeyRing, read_keys
+from civetta.api.routes import ENDPOINTS, routes
+from civetta.api.trace import Trace
 from civetta.api.wire import error_response
 from civetta.errors import CivettaError, MethodNotAllowed, RouteNotFound
 
@@ -28,36 +32,31 @@ def build_app(
 ) -> Starlette:
     """The HTTP application.
 
-    With `engine` None it answers health checks (503) until `app.state.engine` is set.
+    With `engine` None it answers health checks (503) until `app.state.engine` is set. Raises
+    UsageError for a file of keys or a trace that cannot be used.
     """
+    traffic, keys = Traffic(), KeyRing(read_keys(settings.server))
+    path = settings.server.trace
+    trace = None if path is None else Trace(Path(path))
     app = Starlette(
-        routes=_routes(),
-        middleware=[Middleware(Guard, options=settings.server)],
+        routes=routes(),
+        middleware=[
+            Middleware(Guard, options=settings.server, keys=keys, traffic=traffic, trace=trace),
+        ],
         exception_handlers={CivettaError: _refused, HTTPException: _no_route},
     )
     app.state.engine = engine
     app.state.settings = settings
     app.state.pace = pace or Pace()
+    app.state.traffic = traffic
+    app.state.parsing = asyncio.Semaphore(1)
+    app.state.endpoints = ENDPOINTS
     return app
 
 
-def _routes() -> list[Route]:
-    health = ("/health", "/healthz", "/v1/health")
-    ready = ("/ready", "/readyz", "/v1/ready")
-    return [
-        *(Route(path, service.health) for path in health),
-        *(Route(path, service.ready) for path in ready),
-        Route("/metrics", service.metrics),
-        Route("/v1/models", service.models),
-        Route("/v1/models/{model_id:path}", service.model),
-        Route("/v1/requests/{request_id}", service.abort, methods=["DELETE"]),
-        Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
-        Route("/v1/completions", completions.completions, methods=["POST"]),
-    ]
-
-
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, CivettaError), "registered for this class"
+    account_of(request.scope).failed(error)
     return error_response(error)
 
 

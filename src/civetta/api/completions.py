@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,11 @@ from civetta.api.fields import (
     stops_of,
 )
 from civetta.api.logprobs import LegacyLogprobs
+from civetta.api.prompt_ids import prompt_ids
 from civetta.api.service import check_model, client_of, engine_of, model_id, timeout_of
 from civetta.api.wire import event, ignored_header, read_request
 from civetta.decode.presets import resolve, server_overrides
 from civetta.engine.protocol import Event, Finished, GenerateRequest, TokenEvent
-from civetta.errors import RequestInvalid
 from civetta.types import FinishReason
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ async def _generate_request(
     )
     return GenerateRequest(
         request_id=request.state.request_id,
-        prompt_ids=await _prompt_ids(engine, fields.prompt),
+        prompt_ids=await prompt_ids(engine, fields.prompt),
         sampling=sampling,
         max_tokens=budget_of(settings.sampling.max_tokens, max_tokens=fields.max_tokens),
         stop=stops_of(fields.stop),
@@ -184,17 +183,3 @@ async def _generate_request(
         use_cache=fields.cache_prompt is not False,
         client_id=client_of(request),
     )
-
-
-async def _prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tuple[int, ...]:
-    """Ids of the one prompt; text is encoded off the event loop."""
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return tuple(await asyncio.to_thread(engine.tokenizer.encode, prompt))
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-        raise RequestInvalid(
-            "prompt has to be one text or one list of token ids: send one request a prompt.",
-            param="prompt",
-        )
-    return tuple(prompt)

@@ -3,17 +3,19 @@
 One task waits on `receive()` for the disconnect; the moment it comes the generation is cancelled,
 during queueing, prefill and decode alike. Headers of a stream are held back until its first event
 (the request has left the queue) or `headers_after_s`, so that early failures get a proper status.
+A third task sends signs of life, whatever the generation does: no task is made for a token.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from civetta.api.wire import DONE, PING, error_payload, event, json_response
+import msgspec
+
+from civetta.api.account import account_of
+from civetta.api.wire import DONE, PING, error_payload, event
 from civetta.errors import CivettaError, EngineClosed, RequestAborted, RequestTimeout
 from civetta.types import CancelCause
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from starlette.types import Receive, Scope, Send
+
+    from civetta.api.account import Account
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
@@ -99,10 +103,6 @@ class OpenAIFraming:
         return event(error_payload(error))
 
 
-class ClientGone(Exception):
-    """The client closed the connection; nobody reads an answer."""
-
-
 def broken_off(cause: CancelCause | None, timeout_s: float | None) -> CivettaError:
     """The error of a generation that somebody other than its client ended."""
     if cause is CancelCause.TIMEOUT and timeout_s is not None:
@@ -113,60 +113,6 @@ def broken_off(cause: CancelCause | None, timeout_s: float | None) -> CivettaErr
     if cause is CancelCause.ABORTED:
         return RequestAborted("The request was ended by its id: send it again if it is needed.")
     return EngineClosed("The server is shutting down: send the request again later.")
-
-
-class Pause(Enum):
-    """What `Events.next` gives when there is no event."""
-
-    QUIET = "nothing came in time"
-    END = "there will be no more"
-
-
-class Events(Generic[E]):
-    """A generation's events with a timeout, bound to its client's connection.
-
-    Use as `async with`: leaving the block cancels a generation that has not ended.
-    """
-
-    def __init__(self, generation: Generation[E], receive: Receive) -> None:
-        self._generation = generation
-        self._iterator = aiter(generation)
-        self._receive = receive
-        self._gone: asyncio.Task[None] | None = None
-        self._step: asyncio.Task[E | Pause] | None = None
-        self._ended = False
-
-    async def __aenter__(self) -> Events[E]:
-        self._gone = asyncio.create_task(_until_disconnect(self._receive))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if not self._ended:
-            self._generation.cancel()
-        for task in (self._gone, self._step):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, CivettaError):
-                    await task
-
-    async def next(self, timeout_s: float | None = None) -> E | Pause:
-        """The next event, QUIET after `timeout_s` without one, or END.
-
-        Raises ClientGone on a disconnect, and the CivettaError that ended the generation.
-        """
-        assert self._gone is not None, "enter the block first"
-        if self._step is None:
-            self._step = asyncio.create_task(_advance(self._iterator))
-        await asyncio.wait(
-            {self._step, self._gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if self._gone.done():
-            raise ClientGone
-        if not self._step.done():
-            return Pause.QUIET
-        step, self._step = self._step, None
-        self._ended = step.exception() is not None or step.result() is Pause.END
-        return step.result()
 
 
 class Delivery(Generic[E]):
@@ -191,40 +137,101 @@ class Delivery(Generic[E]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Deliver; errors before the headers are raised, a client that left ends it quietly."""
-        with contextlib.suppress(ClientGone):
-            async with Events(self._generation, receive) as events:
-                if self._stream:
-                    await self._deliver_stream(events, send)
-                else:
-                    await self._deliver_whole(events, scope, receive, send)
+        account = account_of(scope)
+        deliver = self._deliver_stream if self._stream else self._deliver_whole
+        work = asyncio.create_task(deliver(account, send))
+        gone = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                account.reason = "client_gone"
+        finally:
+            if not work.done() or work.exception() is not None:
+                self._generation.cancel()
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def _deliver_whole(
-        self, events: Events[E], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        while not isinstance(item := await events.next(), Pause):
+    async def _deliver_whole(self, account: Account, send: Send) -> None:
+        async for item in self._generation:
+            account.see(item)
             self._encoder.gather(item)
         headers = {**self._headers, **self._encoder.headers()}
-        await json_response(self._encoder.body(), headers=headers)(scope, receive, send)
+        await _send_whole(send, self._encoder.body(), headers)
 
-    async def _deliver_stream(self, events: Events[E], send: Send) -> None:
-        item = await events.next(self._pace.headers_after_s)
-        await _start_stream(send, self._headers)
+    async def _deliver_stream(self, account: Account, send: Send) -> None:
+        line = EventLine(send, self._framing, self._pace, self._headers, account)
+        keeper = asyncio.create_task(line.keep_alive())
         try:
-            while item is not Pause.END:
-                frames = self._frames(item)
-                if frames:
-                    await _send_body(send, frames, more=True)
-                item = await events.next(self._pace.ping_s)
-            await _send_body(send, self._framing.closing(), more=False)
+            async for item in self._generation:
+                account.see(item)
+                await line.write(self._encoder.frames(item))
+            await line.end(self._framing.closing())
         except CivettaError as error:
-            await _send_body(send, self._framing.failure(error), more=False)
+            if not line.begun:
+                raise
+            account.failed(error)
+            await line.end(self._framing.failure(error))
+        finally:
+            keeper.cancel()
 
-    def _frames(self, item: E | Pause) -> bytes:
-        return self._framing.ping() if isinstance(item, Pause) else self._encoder.frames(item)
 
+class EventLine:
+    """The body of a stream: headers before the first frame, signs of life in its silences."""
 
-async def _advance(iterator: AsyncIterator[E]) -> E | Pause:
-    return await anext(iterator, Pause.END)
+    def __init__(
+        self,
+        send: Send,
+        framing: Framing,
+        pace: Pace,
+        headers: Mapping[str, str],
+        account: Account,
+    ) -> None:
+        self._send, self._framing, self._pace = send, framing, pace
+        self._headers, self._account = headers, account
+        self._clock = asyncio.get_running_loop().time
+        self._wrote_s = 0.0
+        self._over = False
+        self.begun = False
+
+    async def write(self, frames: bytes) -> None:
+        """Send frames, possibly none; the first call sends the headers."""
+        if not self.begun:
+            await self._begin()
+        if frames:
+            self._wrote_s = self._clock()
+            await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+
+    async def end(self, frames: bytes) -> None:
+        """Send the last frames."""
+        if not self.begun:
+            await self._begin()
+        self._over = True
+        await self._send({"type": "http.response.body", "body": frames, "more_body": False})
+
+    async def keep_alive(self) -> None:
+        """Begin after `headers_after_s` at the latest, then fill every `ping_s` of silence."""
+        await asyncio.sleep(self._pace.headers_after_s)
+        while not self._over:
+            quiet_s = self._clock() - self._wrote_s
+            if not self.begun or quiet_s >= self._pace.ping_s:
+                await self.write(self._framing.ping() if self.begun else b"")
+                quiet_s = 0.0
+            await asyncio.sleep(self._pace.ping_s - quiet_s)
+
+    async def _begin(self) -> None:
+        self.begun = True
+        self._wrote_s = self._clock()
+        fields = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",  # nginx would hold events back otherwise
+            "server-timing": f"queue;dur={self._account.age_s() * 1000:.3f}",
+            **self._headers,
+        }
+        await self._send({"type": "http.response.start", "status": 200, "headers": _raw(fields)})
 
 
 async def _until_disconnect(receive: Receive) -> None:
@@ -232,18 +239,14 @@ async def _until_disconnect(receive: Receive) -> None:
         pass
 
 
-async def _start_stream(send: Send, headers: Mapping[str, str]) -> None:
-    fields = {
-        "content-type": "text/event-stream; charset=utf-8",
-        "cache-control": "no-cache",
-        "x-accel-buffering": "no",  # nginx would hold events back otherwise
-        **headers,
-    }
-    raw = [
-        (name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in fields.items()
+async def _send_whole(send: Send, payload: object, headers: Mapping[str, str]) -> None:
+    body = msgspec.json.encode(payload)
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    await send({"type": "http.response.start", "status": 200, "headers": _raw(fields)})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
     ]
-    await send({"type": "http.response.start", "status": 200, "headers": raw})
-
-
-async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})

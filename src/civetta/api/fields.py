@@ -166,6 +166,21 @@ def logprobs_in_range(name: str, count: int) -> int:
     return count
 
 
+def field_range(name: str) -> dict[str, float] | None:
+    """`minimum` and `maximum` of a sampling field, spellings of "off" included; None for others."""
+    if name not in _OVERRIDES:
+        return None
+    setting = _SETTINGS[name]
+    low, high = setting.low, setting.high
+    off = [value for field, value in _OFF if field == name]
+    limits: dict[str, float] = {}
+    if low is not None:
+        limits["minimum"] = min(low, *off) if off else low
+    if high is not None:
+        limits["maximum"] = high
+    return limits
+
+
 def _check_range(name: str, value: float) -> None:
     setting = _SETTINGS[name]
     low, high = setting.low, setting.high

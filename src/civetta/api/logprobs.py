@@ -22,6 +22,13 @@ def chat_entry(tokens: TokenBytes, logprob: TokenLogprob) -> dict[str, Any]:
     return {**_item(tokens, logprob.token_id, logprob.logprob), "top_logprobs": top}
 
 
+def llama_entry(tokens: TokenBytes, logprob: TokenLogprob) -> dict[str, Any]:
+    """One item of llama.cpp's `completion_probabilities`."""
+    top = [{"id": token_id, **_item(tokens, token_id, value)} for token_id, value in logprob.top]
+    own = _item(tokens, logprob.token_id, logprob.logprob)
+    return {"id": logprob.token_id, **own, "top_logprobs": top}
+
+
 class LegacyLogprobs:
     """Collects the `logprobs` object of plain completions: parallel lists over tokens."""
 

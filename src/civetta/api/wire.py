@@ -6,6 +6,7 @@ their path (`messages[2].foo`) and either refused or, in warn mode, dropped and 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -16,7 +17,14 @@ from msgspec import inspect
 from starlette.responses import Response
 
 from civetta.config import nearest
-from civetta.errors import BodyTooLarge, CivettaError, ContextOverflow, RequestError, RequestInvalid
+from civetta.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    CivettaError,
+    ContextOverflow,
+    RequestError,
+    RequestInvalid,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +35,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_DEPTH = 128
+MAX_VALUES = 1 << 20
+"""JSON values in one body; a context of token ids has far fewer."""
+SMALL_BODY_BYTES = 65_536
+BODY_TIMEOUT_S = 120
 IGNORED_HEADER = "X-Civetta-Ignored"
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 class BadJson(RequestInvalid):
@@ -43,11 +60,18 @@ class BadJson(RequestInvalid):
 async def read_request(request: Request, kind: type[T]) -> tuple[T, list[str]]:
     """Read a request's body into the struct `kind`; also the unknown fields that were dropped.
 
-    Raises BodyTooLarge, BadJson or RequestInvalid.
+    Raises BodyTooLarge, BodyTimeout, BadJson or RequestInvalid.
     """
     options: ServerOptions = request.app.state.settings.server
-    document = parse_json(await read_body(request, options.max_request_bytes))
-    return decode(document, kind, drop_unknown=options.unknown_fields == "warn")
+    drop_unknown = options.unknown_fields == "warn"
+    body = await read_body(request, options.max_request_bytes)
+    if len(body) <= SMALL_BODY_BYTES:
+        return decode(parse_json(body), kind, drop_unknown=drop_unknown)
+    # On a thread, so that no stream waits; one at a time, for a tree takes many times its text.
+    async with request.app.state.parsing:
+        return await asyncio.to_thread(
+            lambda: decode(parse_json(body), kind, drop_unknown=drop_unknown)
+        )
 
 
 def ignored_header(paths: list[str]) -> dict[str, str]:
@@ -57,15 +81,23 @@ def ignored_header(paths: list[str]) -> dict[str, str]:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Read the whole request body. Raises BodyTooLarge as soon as it passes `limit` bytes."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise body_too_large(limit)
-        chunks.append(chunk)
-    return b"".join(chunks)
+    """Read the whole request body.
+
+    Raises BodyTooLarge as soon as it passes `limit` bytes, BodyTimeout when it does not end within
+    BODY_TIMEOUT_S, and ClientDisconnect when the client leaves before it ends.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise body_too_large(limit)
+    except TimeoutError as error:
+        raise BodyTimeout(
+            f"The request body did not arrive within {BODY_TIMEOUT_S} s: send it again."
+        ) from error
+    return bytes(body)
 
 
 def body_too_large(limit: int) -> BodyTooLarge:
@@ -80,7 +112,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a JSON object in which every parser would read the same.
 
     Raises BadJson for broken JSON or UTF-8, duplicate keys, numbers without a finite value, lone
-    surrogates, nesting deeper than MAX_DEPTH, or a body that is not an object.
+    surrogates, nesting deeper than MAX_DEPTH, more than MAX_VALUES values, or a body that is no
+    object.
     """
     try:
         document = json.loads(
@@ -152,8 +185,6 @@ def error_payload(error: CivettaError) -> dict[str, object]:
     kind = _TYPES.get(error.http_status)
     if kind is None:
         kind = "invalid_request_error" if error.http_status < 500 else "server_error"
-    if error.http_status == 429:
-        kind = "rate_limit_error"
     fields: dict[str, object] = {
         "message": error.message,
         "type": kind,
@@ -200,11 +231,14 @@ def _finite(text: str) -> float:
 
 def _check_tree(document: dict[str, Any]) -> None:
     level: list[Any] = [document]
-    depth = 0
+    depth = values = 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
             raise BadJson(f"The request body nests deeper than {MAX_DEPTH} levels.")
+        values += sum(map(len, level))
+        if values > MAX_VALUES:
+            raise BadJson(f"The request body has more than {MAX_VALUES} values.")
         below: list[Any] = []
         for holder in level:
             if isinstance(holder, dict):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         GenerateRequest,
         GenerationStream,
         ModelInfo,
+        RequestView,
     )
     from civetta.options import ReasoningOptions, Settings
 
@@ -82,6 +83,10 @@ class TracedEngine:
     def abort(self, request_id: str) -> bool:
         """End the request of that id."""
         return self._engine.abort(request_id)
+
+    def views(self) -> tuple[RequestView, ...]:
+        """Who runs, then who waits."""
+        return self._engine.views()
 
     def stats(self) -> EngineStats:
         """Counters now."""

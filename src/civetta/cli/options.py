@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,11 +40,7 @@ def settings_command(
         @functools.wraps(function)
         def run(*, config: str | None, **values: Any) -> Any:
             given = [(item, values.pop(item.name)) for item in offered]
-            flags = {
-                item.name: value
-                for item, value in given
-                if value is not None and (item.metavar or value)  # a switch not used is no value
-            }
+            flags = {item.name: value for item, value in given if _used(item, value)}
             settings = load_settings(flags, config_file=config, defaults=own)
             set_up_logging(settings.log.level or log_level)
             try:
@@ -71,6 +68,11 @@ def level_of(settings: Settings) -> int:
     return 2 if settings.log.debug else settings.log.verbose
 
 
+def _used(item: Setting, value: object) -> bool:
+    """Whether the flag was given: a switch or a repeatable flag that was not has an empty value."""
+    return value is not None and bool((item.metavar and not item.many) or value)
+
+
 def _offered(topic: str) -> list[Setting]:
     name, _, single = topic.partition(".")
     return [item for item in settings_of(name) if single in ("", item.name)]
@@ -84,13 +86,17 @@ def _click_option(item: Setting, default: object) -> Callable[[Any], Any]:
     text = item.help
     if item.choices:
         text += f" One of {', '.join(item.choices)}."
-    if default is not None and str(default) != "":
+    if default not in (None, "", ()):
         text += f" [{default}]"
 
-    def parse(raw: str) -> object:
-        return parse_value(item, raw, item.flags[-1])
+    one = replace(item, many=False)
 
-    return click.option(*item.flags, item.name, type=parse, metavar=item.metavar, help=text)
+    def parse(raw: str) -> object:
+        return parse_value(one, raw, item.flags[-1])
+
+    return click.option(
+        *item.flags, item.name, type=parse, metavar=item.metavar, help=text, multiple=item.many
+    )
 
 
 def parse_flags(text: str, topics: Sequence[str], where: str) -> dict[str, object]:
@@ -111,8 +117,4 @@ def parse_flags(text: str, topics: Sequence[str], where: str) -> dict[str, objec
         raise UsageError(
             f"{where}: {error.format_message()} Give flags of this command."
         ) from error
-    return {
-        item.name: given[item.name]
-        for item in offered
-        if given[item.name] is not None and (item.metavar or given[item.name])
-    }
+    return {item.name: given[item.name] for item in offered if _used(item, given[item.name])}

@@ -194,7 +194,7 @@ def announce(settings: Settings, engine: EngineClient, url: str, load_s: float) 
         _log, logging.INFO, "ready", model=name, format=info.format, device=info.device,
         dtype=info.dtype, context=info.context_tokens, load_s=round(load_s, 2),
     )  # fmt: skip
-    key = "" if options.api_key is None else " -H 'Authorization: Bearer YOUR_KEY'"
+    key = "" if not _has_keys(options) else " -H 'Authorization: Bearer YOUR_KEY'"
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
     print(
         f"civetta serves {name} at {url}/v1; try:"
@@ -202,7 +202,7 @@ def announce(settings: Settings, engine: EngineClient, url: str, load_s: float) 
         file=sys.stderr,
         flush=True,
     )
-    if options.api_key is None and not _is_loopback(options.host):
+    if not _has_keys(options) and not _is_loopback(options.host):
         log_event(_log, logging.WARNING, "open_to_the_network", host=options.host,
                   cure="--api-key protects it")  # fmt: skip
 
@@ -215,6 +215,10 @@ def base_url(listener: socket.socket) -> str:
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _has_keys(options: ServerOptions) -> bool:
+    return bool(options.api_key or options.api_key_file)
 
 
 def _is_loopback(host: str) -> bool:

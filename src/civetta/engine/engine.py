@@ -164,9 +164,9 @@ class Engine:
         """End the request of that id within one step or chunk; False when none waits or runs."""
         return self._loop.abort(request_id)
 
-    def requests(self) -> tuple[RequestView, ...]:
+    def views(self) -> tuple[RequestView, ...]:
         """Who runs, in order of admission, then who waits; cheap."""
-        return self._loop.requests()
+        return self._loop.views()
 
     def stats(self) -> EngineStats:
         """Counters now; cheap, no device work."""

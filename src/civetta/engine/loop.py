@@ -167,7 +167,7 @@ class StepLoop:
             )
         )
 
-    def requests(self) -> tuple[RequestView, ...]:
+    def views(self) -> tuple[RequestView, ...]:
         """Who runs, in order of admission, then who waits."""
         jobs = (*self._roster.running(), *self._roster.waiting())
         return tuple(job.request.view() for job in jobs)

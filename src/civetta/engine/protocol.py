@@ -251,7 +251,7 @@ class EngineClient(Protocol):
         """End the request of that id within one step or chunk; False when none waits or runs."""
         ...
 
-    def requests(self) -> tuple[RequestView, ...]:
+    def views(self) -> tuple[RequestView, ...]:
         """Who runs, in order of admission, then who waits; cheap."""
         ...
 

@@ -1,0 +1,61 @@
+"""The `prompt` field of the endpoints that take text or token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from civetta.errors import RequestInvalid
+
+if TYPE_CHECKING:
+    from civetta.engine.protocol import EngineClient
+
+
+async def prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tuple[int, ...]:
+    """Ids of one text or of one list of ids; text is encoded off the event loop.
+
+    Raises RequestInvalid for anything else.
+    """
+    prompt = _only(prompt)
+    if isinstance(prompt, str):
+        return tuple(await asyncio.to_thread(engine.tokenizer.encode, prompt))
+    if not all(map(_is_id, prompt)):
+        raise RequestInvalid(
+            "prompt has to be one text or one list of token ids: send one request a prompt.",
+            param="prompt",
+        )
+    return tuple(prompt)
+
+
+async def mixed_prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tuple[int, ...]:
+    """The same, where a list may also mix ids and texts, which follow one another."""
+    prompt = _only(prompt)
+    if isinstance(prompt, str) or all(map(_is_id, prompt)):
+        return await prompt_ids(engine, prompt)
+    if all(isinstance(item, str) for item in prompt) or not all(
+        isinstance(item, str) or _is_id(item) for item in prompt
+    ):
+        raise RequestInvalid(
+            "prompt has to be one text, or one list of token ids and texts: send one request a"
+            " prompt.",
+            param="prompt",
+        )
+    return tuple(await asyncio.to_thread(_joined, engine, prompt))
+
+
+def _joined(engine: EngineClient, items: list[Any]) -> list[int]:
+    ids: list[int] = []
+    for item in items:
+        ids += engine.tokenizer.encode(item) if isinstance(item, str) else [item]
+    return ids
+
+
+def _only(prompt: str | list[Any]) -> str | list[Any]:
+    """The one prompt in a list of one."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        return prompt[0]
+    return prompt
+
+
+def _is_id(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
