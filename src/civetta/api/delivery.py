@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from civetta.api.account import Account
 
+TURN_FRAMES = 16
+"""After so many, other tasks get their turn, even if the engine is faster than the client reads."""
+
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 E_contra = TypeVar("E_contra", contravariant=True)
@@ -168,6 +171,8 @@ class Delivery(Generic[E]):
             async for item in self._generation:
                 account.see(item)
                 await line.write(self._encoder.frames(item))
+                if line.frames % TURN_FRAMES == 0:
+                    await asyncio.sleep(0)
             await line.end(self._framing.closing())
         except CivettaError as error:
             if not line.begun:
@@ -195,12 +200,14 @@ class EventLine:
         self._wrote_s = 0.0
         self._over = False
         self.begun = False
+        self.frames = 0
 
     async def write(self, frames: bytes) -> None:
         """Send frames, possibly none; the first call sends the headers."""
         if not self.begun:
             await self._begin()
         if frames:
+            self.frames += 1
             self._wrote_s = self._clock()
             await self._send({"type": "http.response.body", "body": frames, "more_body": True})
 
