@@ -23,6 +23,7 @@ CivettaError
 │   ├── BodyTimeout            a body that does not arrive                            (HTTP 408)
 │   ├── OriginRefused          a web page that --cors-origin does not name            (HTTP 403)
 │   ├── RouteNotFound          a path the server does not have                        (HTTP 404)
+│   ├── ResponseNotFound       a response that is not kept                            (HTTP 404)
 │   └── MethodNotAllowed       a path the server has, with another method             (HTTP 405)
 ├── EngineBusy                 the queue is full                                      (HTTP 429)
 │   ├── NoSlotFree             every session is taken, asked of /slots                (HTTP 503)
@@ -32,6 +33,7 @@ CivettaError
 ├── RequestTimeout             --request-timeout-ms ran out                           (HTTP 504)
 ├── ListenError                the server cannot listen on its address                (exit 1)
 ├── CacheUnusable              the folder of --cache-disk cannot be used               (exit 1)
+├── StoreUnusable              the folder of --store cannot be used                   (exit 1)
 ├── DeviceError                the device is absent, lost or too small
 ├── ReadFailed                 a read of model data failed while serving              (HTTP 500)
 ├── LogitsInvalid              the model computed NaN or infinity                     (HTTP 500)
@@ -223,6 +225,13 @@ class RouteNotFound(RequestError):
     http_status = 404
 
 
+class ResponseNotFound(RequestError):
+    """A response of /v1/responses that was not kept, or is deleted or past its days."""
+
+    code = "response_not_found"
+    http_status = 404
+
+
 class MethodNotAllowed(RequestError):
     """A path that this server has, for another method."""
 
@@ -282,6 +291,12 @@ class CacheUnusable(CivettaError):
     """The folder of the disk cache cannot be opened, or another process uses it."""
 
     code = "cache_unusable"
+
+
+class StoreUnusable(CivettaError):
+    """The folder of kept responses cannot be opened."""
+
+    code = "store_unusable"
 
 
 class DeviceError(CivettaError):

@@ -436,6 +436,20 @@ class ServerOptions:
         "What unknown request fields do: error refuses, warn names them in a reply header.",
         choices=("error", "warn"),
     )
+    store: str | None = _setting(
+        None,
+        "--store DIR",
+        "Keep responses of /v1/responses in this folder, for previous_response_id; left out, none"
+        " is kept.",
+        expects="a folder",
+    )
+    store_days: int = _setting(
+        30,
+        "--store-days N",
+        "Days that a response is kept; 0 keeps it until it is deleted.",
+        low=0,
+        high=36_500,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ BODIES = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "Hi"},
     "/completion": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/responses/input_tokens": {"input": "Hi"},
     "/tokenize": {"content": "Hi", "with_pieces": True},
     "/detokenize": {"tokens": [1, 2]},
     "/apply-template": {"messages": MESSAGES},
@@ -104,6 +106,8 @@ def test_replies_are_what_the_document_says():
     app = app_of(engine)
     for endpoint in ENDPOINTS:
         if endpoint.method == "DELETE" or isinstance(endpoint.reply, str):
+            continue
+        if "{response_id}" in endpoint.paths[0]:  # in test_responses_store.py
             continue
         path = endpoint.paths[0].replace("{model_id:path}", "fake-model")
         response = request(app, endpoint.method, path, body=BODIES.get(path))

@@ -14,6 +14,7 @@ from civetta.api.account import Traffic, account_of
 from civetta.api.delivery import Pace
 from civetta.api.guard import Guard
 from civetta.api.keys import KeyRing, read_keys
+from civetta.api.responses.store import ResponseStore
 from civetta.api.routes import ENDPOINTS, routes
 from civetta.api.trace import Trace
 from civetta.api.wire import error_response
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from civetta.engine.protocol import EngineClient
-    from civetta.options import Settings
+    from civetta.options import ServerOptions, Settings
 
 
 def build_app(
@@ -32,8 +33,9 @@ def build_app(
 ) -> Starlette:
     """The HTTP application.
 
-    With `engine` None it answers health checks (503) until `app.state.engine` is set. Raises
-    UsageError for a file of keys or a trace that cannot be used.
+    With `engine` None it answers health checks (503) until `app.state.engine` is set. The caller
+    closes `app.state.responses`, where it is not None. Raises UsageError for a file of keys or a
+    trace that cannot be used, StoreUnusable for a folder of responses.
     """
     traffic, keys = Traffic(), KeyRing(read_keys(settings.server))
     path = settings.server.trace
@@ -48,10 +50,17 @@ def build_app(
     app.state.engine = engine
     app.state.settings = settings
     app.state.pace = pace or Pace()
+    app.state.responses = _open_store(settings.server)
     app.state.traffic = traffic
     app.state.parsing = asyncio.Semaphore(1)
     app.state.endpoints = ENDPOINTS
     return app
+
+
+def _open_store(options: ServerOptions) -> ResponseStore | None:
+    if options.store is None:
+        return None
+    return ResponseStore(Path(options.store).expanduser(), days=options.store_days)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -10,6 +10,8 @@ from starlette.routing import Route
 from civetta.api import chat, completions, llama_completion, metrics, openapi, service, slots, text
 from civetta.api import reply_types as replies
 from civetta.api.chat_fields import ChatFields
+from civetta.api.responses import endpoint as responses
+from civetta.api.responses.fields import ResponsesFields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +139,46 @@ ENDPOINTS = (
         body=ChatFields,
         reply=text.TemplateReply,
         statuses=_READS,
+    ),
+    Endpoint(
+        method="POST",
+        paths=("/v1/responses",),
+        handler=responses.create,
+        body=ResponsesFields,
+        reply=replies.Response,
+        streams=True,
+        statuses=_RUNS,
+    ),
+    Endpoint(
+        method="POST",
+        paths=("/v1/responses/input_tokens",),
+        handler=responses.count,
+        body=ResponsesFields,
+        reply=replies.InputTokens,
+        statuses=_READS,
+    ),
+    Endpoint(
+        method="GET",
+        paths=("/v1/responses/{response_id}",),
+        handler=responses.read,
+        reply=replies.Response,
+        statuses=(400, 404),
+        query=("stream",),
+    ),
+    Endpoint(
+        method="DELETE",
+        paths=("/v1/responses/{response_id}",),
+        handler=responses.delete,
+        reply=replies.ResponseDeleted,
+        statuses=(404,),
+    ),
+    Endpoint(
+        method="GET",
+        paths=("/v1/responses/{response_id}/input_items",),
+        handler=responses.list_input,
+        reply=replies.InputItems,
+        statuses=(400, 404),
+        query=("limit", "order", "after"),
     ),
     Endpoint(
         method="GET", paths=("/openapi.json",), handler=openapi.document, reply=dict[str, Any]

@@ -123,6 +123,8 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
     finally:
         drain.cancel()
         loader.close()
+        if app.state.responses is not None:
+            app.state.responses.close()
     if loader.error is not None:
         raise loader.error
     return EXIT_INTERRUPTED if signal.SIGINT in server.signals else 0
