@@ -43,7 +43,7 @@ class Index(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data):
         entry = data.draw(st.sampled_from(sorted(self.entries)))
-        self.index.remove(entry)
+        self.index.remove(entry, used_s=0.0)
         self.lost.add(self.entries.pop(entry))
 
     @rule(key=KEYS)
@@ -85,7 +85,7 @@ def test_what_is_remembered_is_bounded():
     for n in range(50):
         index.insert(array([n, *range(99)]), n)
         if n != 7:
-            index.remove(n)
+            index.remove(n, used_s=float(n))
         index.check()
     assert index.match(array([7, *range(99)])).common == 100
     assert index.match(array([49, *range(99)])).common == 100

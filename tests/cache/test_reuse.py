@@ -108,3 +108,33 @@ def test_more_conversations_than_room(tiny_trunk):
     for _ in range(5):
         talks = [trace.ask([*talk, *OPENING], [7]) for talk in talks]
     assert trace.ratio >= 0.25, trace.ratio
+
+
+def test_a_user_who_leaves_a_long_conversation_for_a_new_one(tiny_trunk):
+    """The old one was reused and counts as active for half an hour: the new one gets its place."""
+    probe = Trace(tiny_trunk)
+    probe.ask(random_ids(400, 0), [1])
+    trace = Trace(tiny_trunk, ram_bytes=int(1.2 * probe.world.cache.stats().ram_bytes))
+    old = random_ids(300, 1)
+    for turn in range(3):
+        old = trace.ask([*old, *message(20, turn)], [1])
+    trace.world.clock.now_s += 60
+    talk, cached = random_ids(300, 2), []
+    for turn in range(6):
+        talk = trace.ask([*talk, *message(10, turn)], [1], pause_s=20)
+        cached.append(trace.world.cache.stats().hits_ram_total)
+    assert cached[-1] - cached[1] >= 3, "the new conversation is never kept"
+
+
+def test_many_who_never_come_back(tiny_trunk):
+    """Visitors with one or two quick turns fill the cache: the next ones are reused all the same."""
+    probe = Trace(tiny_trunk)
+    probe.ask(random_ids(100, 0), [1])
+    trace = Trace(tiny_trunk, ram_bytes=30 * probe.world.cache.stats().ram_bytes)
+    for visitor in range(150):
+        talk = trace.ask(random_ids(90, visitor), [1], pause_s=1)
+        if visitor % 2:
+            trace.ask([*talk, *message(10, visitor)], [1], pause_s=1)
+        if visitor == 99:
+            trace.cached = trace.ideal = 0
+    assert trace.ratio >= 0.9, trace.ratio

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from civetta.cache.activity import Activity
 from civetta.cache.books import Totals
 from civetta.cache.index import RadixIndex
 from civetta.cache.keys import seen_images, symbols
+from civetta.cache.misses import miss_of
 from civetta.cache.off import NoRestore
 from civetta.cache.policy import KeepPolicy, Kept, eviction_order, keep_points
 from civetta.cache.protocol import CacheStats, MissReason, RestorePoint, Tier
 from civetta.cache.ram import RamTier
 from civetta.cache.restore import DiskRestore, RamRestore
+from civetta.kernels.ops import PAGE_TOKENS
 from civetta.log import log_event
 from civetta.state.recurrent import REWIND_ROWS
 
@@ -37,13 +40,14 @@ if TYPE_CHECKING:
     from civetta.state.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
-FEW_TOKENS = 16
-"""A common start that is shorter says nothing: every prompt begins alike."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """One kept prefix. `key` names it on disk; `used_s` by the cache's clock."""
+    """One kept prefix. `key` names it on disk; `used_s` by the cache's clock.
+
+    `left`: its conversation stayed away while others came back in vain.
+    """
 
     number: int
     depth: int
@@ -51,6 +55,7 @@ class Entry:
     rewindable: int
     used_s: float
     hits: int = 0
+    left: bool = False
     key: str = ""
     on_disk: bool = False
     writing: bool = False
@@ -77,6 +82,7 @@ class Continuation:
         self._entries: dict[int, Entry] = {}
         self._next = 0
         self._totals = Totals()
+        self._activity = Activity(self._policy)
         self._restores: set[DiskRestore] = set()
         self._behind = behind
         if behind is not None:
@@ -90,7 +96,9 @@ class Continuation:
         key = symbols(tokens, images)
         match = self._index.match(key)
         entry, cached = self._best(match, len(key), images)
-        miss, miss_token = _why(match, cached, len(key), self._policy)
+        miss, miss_token = miss_of(match, cached, len(key), self._policy)
+        if miss is MissReason.EVICTED and match.lost_s is not None:
+            self._came_back(self._clock() - match.lost_s, tokens=match.common - cached)
         tier = Tier.NONE
         if entry is not None:
             tier = Tier.RAM if entry.number in self._ram else Tier.DISK
@@ -168,8 +176,17 @@ class Continuation:
             self._fit(entry)
 
     def _used(self, entry: Entry) -> None:
-        entry.used_s = self._clock()
+        if not self._index.lineages(entry.number):
+            self._activity.returned(entry.hits, self._clock() - entry.used_s)
+        entry.used_s, entry.left = self._clock(), False
         entry.hits += 1
+
+    def _came_back(self, absent_s: float, *, tokens: int) -> None:
+        """A conversation came back in vain: others that are away for longer make room for it."""
+        needed_bytes = self._pool.page_bytes * -(-tokens // PAGE_TOKENS)
+        states = self._kept()
+        for number in self._activity.left(states, absent_s=absent_s, needed_bytes=needed_bytes):
+            self._entries[number].left = True
 
     # ---- keeping -------------------------------------------------------------------------------
 
@@ -242,7 +259,8 @@ class Continuation:
         """Keep the budget; whether the newcomer is still there."""
         alone_bytes = self._ram.all_bytes(newcomer.number)
         while self._ram.nbytes > self._ram.budget_bytes:
-            order = eviction_order(self._kept(without=newcomer.number), self._policy)
+            states = self._kept(without=newcomer.number)
+            order = eviction_order(states, self._activity.policy(states))
             if not order or alone_bytes > self._ram.budget_bytes:
                 self._ram.drop(newcomer.number)
                 self._forget_if_nowhere(newcomer)
@@ -262,6 +280,7 @@ class Continuation:
                 hits=self._entries[number].hits,
                 lineages=self._index.lineages(number),
                 elsewhere=self._entries[number].on_disk,
+                left=self._entries[number].left,
             )
             for number in self._ram.entries()
             if number != without
@@ -275,13 +294,16 @@ class Continuation:
         return 0 if parent is None else self._entries[parent].depth
 
     def _drop(self, number: int) -> None:
+        entry = self._entries[number]
+        if not (self._index.lineages(number) or entry.on_disk):
+            self._activity.lost(entry.hits, self._clock() - entry.used_s)
         self._ram.drop(number)
         self._totals.evicted += 1
-        self._forget_if_nowhere(self._entries[number])
+        self._forget_if_nowhere(entry)
 
     def _forget_if_nowhere(self, entry: Entry) -> None:
         if not (entry.number in self._ram or entry.on_disk or entry.writing):
-            self._index.remove(entry.number)
+            self._index.remove(entry.number, used_s=entry.used_s)
             del self._entries[entry.number]
 
     # ---- disk ----------------------------------------------------------------------------------
@@ -360,22 +382,3 @@ class Continuation:
         for number in self._ram.entries():
             self._ram.drop(number)
             self._forget_if_nowhere(self._entries[number])
-
-
-def _why(
-    match: Match, cached: int, prompt_tokens: int, policy: KeepPolicy
-) -> tuple[MissReason | None, int | None]:
-    """The reason of a miss and its token; see `RestorePoint`."""
-    known = min(match.common, prompt_tokens - 1)
-    if known - cached >= policy.learn_tokens:
-        lost = any(cached < depth <= match.common + REWIND_ROWS for depth in match.lost_depths)
-        return (MissReason.EVICTED if lost else MissReason.NO_POINT), cached
-    if match.common >= prompt_tokens:
-        return None, None
-    if match.image_differs:
-        return MissReason.IMAGES, match.common
-    if match.common < FEW_TOKENS and not cached:
-        return MissReason.COLD, match.common
-    if match.extends:
-        return None, None
-    return MissReason.DIVERGED, match.common

@@ -29,25 +29,27 @@ class Match:
     `common` symbols agree with something seen, `extends` when that ended there (nothing seen goes
     on differently). `reachable`: states below and beside the prompt's path as (entry, symbols of
     the state that the prompt shares), in no order. `lost_depths`: where states used to be on the
-    path. `image_differs`: at `common`, both go on with an image, or one with an image.
+    path; `lost_s`: when the deepest of them was last used. `image_differs`: at `common`, both go
+    on with an image, or one with an image.
     """
 
     common: int
     extends: bool
     reachable: tuple[tuple[int, int], ...]
     lost_depths: tuple[int, ...]
+    lost_s: float | None
     image_differs: bool
 
 
 class _Node:
-    __slots__ = ("children", "depth", "edge", "entry", "lost", "met", "parent")
+    __slots__ = ("children", "depth", "edge", "entry", "lost_s", "met", "parent")
 
     def __init__(self, parent: _Node | None, edge: Symbols) -> None:
         self.parent, self.edge = parent, edge
         self.depth: int = (parent.depth if parent else 0) + len(edge)
         self.children: dict[int, _Node] = {}
         self.entry: int | None = None
-        self.lost = False
+        self.lost_s: float | None = None
         self.met = 0
 
 
@@ -72,7 +74,7 @@ class RadixIndex:
         """Attach a state; its place must be free."""
         node = self._place(key)
         assert node.entry is None, "two states of one prefix"
-        node.entry, node.lost = entry, False
+        node.entry, node.lost_s = entry, None
         self._nodes[entry] = node
         self._forget()
 
@@ -81,10 +83,10 @@ class RadixIndex:
         node, shared, within = self._walk(key)
         return node.entry if shared == len(key) and within == 0 else None
 
-    def remove(self, entry: int) -> None:
-        """Detach a state; its prefix is remembered for a while."""
+    def remove(self, entry: int, *, used_s: float) -> None:
+        """Detach a state, last used at `used_s`; its prefix is remembered for a while."""
         node = self._nodes.pop(entry)
-        node.entry, node.lost = None, True
+        node.entry, node.lost_s = None, used_s
         self._forget()
 
     def parent_entry(self, entry: int) -> int | None:
@@ -114,11 +116,13 @@ class RadixIndex:
         if within:
             onward = [int(node.children[_first(key, node.depth)].edge[within])]
         here = int(key[common]) if common < len(key) else 0
+        lost = [(step.depth, step.lost_s) for step in path if step.lost_s is not None]
         return Match(
             common=common,
             extends=not onward,
             reachable=tuple(reachable),
-            lost_depths=tuple(step.depth for step in path if step.lost),
+            lost_depths=tuple(depth for depth, _ in lost),
+            lost_s=max(lost)[1] if lost else None,
             image_differs=common < len(key) and bool(onward) and min([here, *onward]) < 0,
         )
 

@@ -18,8 +18,9 @@ class KeepPolicy:
     """The numbers of the policy.
 
     Points of a prompt: at most `max_points`, `min_gap_tokens` apart; on a grid of `grid_tokens`;
-    where traffic parts when at least `learn_tokens` are saved. A conversation is active for
-    `new_active_s` after its first turn and for `reused_active_s` after a turn that reused a state;
+    where traffic parts when at least `learn_tokens` are saved. A conversation is active for at most
+    `new_active_s` after its first turn and `reused_active_s` after a turn that reused a state
+    (returns.py may say less), and not when one that is not kept comes back `outlived` times sooner;
     the worth of a state halves every `half_life_s`. A state goes to disk when its new tokens weigh
     at least 1/`disk_share` of its fixed bytes. A disk state is taken before one in RAM when it
     saves `disk_gain_tokens` more.
@@ -31,6 +32,7 @@ class KeepPolicy:
     learn_tokens: int = 64
     new_active_s: float = 120.0
     reused_active_s: float = 1800.0
+    outlived: float = 1.5
     half_life_s: float = 600.0
     disk_share: int = 16
     disk_gain_tokens: int = 64
@@ -42,7 +44,7 @@ class Kept:
 
     `parent_depth`: tokens of the deepest other state on its way. `freed_bytes`: what its end would
     free. `lineages`: ways on from it to deeper states, 0 at the end of a conversation.
-    `elsewhere`: the other tier has it too.
+    `elsewhere`: the other tier has it too. `left`: its conversation no longer counts as active.
     """
 
     entry: int
@@ -53,6 +55,7 @@ class Kept:
     hits: int
     lineages: int
     elsewhere: bool
+    left: bool = False
 
 
 def keep_points(
@@ -113,6 +116,8 @@ def worth(kept: Kept, policy: KeepPolicy) -> float:
 
 def is_last_copy(kept: Kept, policy: KeepPolicy) -> bool:
     """Whether an active conversation would lose its newest state."""
+    if kept.left:
+        return False
     limit_s = policy.reused_active_s if kept.hits else policy.new_active_s
     return kept.lineages == 0 and not kept.elsewhere and kept.idle_s < limit_s
 
