@@ -20,6 +20,7 @@ CivettaError
 │   ├── Unauthorized           the API key is missing or wrong                        (HTTP 401)
 │   ├── BodyTooLarge           more bytes than --max-request-bytes                    (HTTP 413)
 │   ├── HeadersTooLarge        more bytes than --max-header-bytes                     (HTTP 431)
+│   ├── HeaderTimeout          a request that does not arrive                         (HTTP 408)
 │   ├── BodyTimeout            a body that does not arrive                            (HTTP 408)
 │   ├── OriginRefused          a web page that --cors-origin does not name            (HTTP 403)
 │   ├── RouteNotFound          a path the server does not have                        (HTTP 404)
@@ -202,6 +203,13 @@ class HeadersTooLarge(RequestError):
 
     code = "headers_too_large"
     http_status = 431
+
+
+class HeaderTimeout(RequestError):
+    """A connection that does not bring a whole request line and headers in time."""
+
+    code = "header_timeout"
+    http_status = 408
 
 
 class BodyTimeout(RequestError):

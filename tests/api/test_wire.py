@@ -8,8 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from civetta.api.wire import MAX_DEPTH, BadJson, decode, error_payload, ignored_header, parse_json
+from civetta.api.wire import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    BadJson,
+    decode,
+    error_payload,
+    ignored_header,
+    parse_json,
+)
 from civetta.errors import ContextOverflow, EngineBusy, ModelNotFound, RequestInvalid
+
+
+def test_marks_within_strings_are_no_values_and_the_bound_is_exact():
+    marks = '[{,"' * 300_000
+    assert parse_json(json.dumps({"a": marks, "b": marks + "\\"}).encode())["a"] == marks
+    most = b'{"a":[' + b"[]," * (MAX_CONTAINERS - 3) + b"[]]}"
+    assert len(parse_json(most)["a"]) == MAX_CONTAINERS - 2
+    with pytest.raises(BadJson, match="arrays and objects"):
+        parse_json(most.replace(b"[]]", b"[],[]]"))
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -44,7 +61,8 @@ class Body(msgspec.Struct, kw_only=True):
         (b'{"\\udfff":1}', "surrogate"),
         (b'{"a":"\xff"}', "UTF-8"),
         ('{"a":1}'.encode("utf-16"), "UTF-8"),
-        (b'{"a":' * 200_000, "nests deeper"),
+        (b'{"a":' * 100_000, "nests deeper"),
+        (b'{"a":' * 200_000, "arrays and objects"),
         (b'{"a":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH, None),
         (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nests deeper"),
         (b'{"a":"\\ud83d\\ude00"}', None),

@@ -158,9 +158,13 @@ class Delivery(Generic[E]):
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _deliver_whole(self, account: Account, send: Send) -> None:
+        turn = 0
         async for item in self._generation:
             account.see(item)
             self._encoder.gather(item)
+            turn = (turn + 1) % TURN_FRAMES
+            if not turn:
+                await asyncio.sleep(0)
         headers = {**self._headers, **self._encoder.headers()}
         await _send_whole(send, self._encoder.body(), headers)
 

@@ -35,13 +35,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_DEPTH = 128
+MAX_CONTAINERS = 1 << 17
 MAX_VALUES = 1 << 20
-"""JSON values in one body; a context of token ids has far fewer."""
+"""Arrays and objects of one body, and commas: far more than a context's worth of messages or ids.
+Parsing holds the interpreter, so that what it may meet is bounded before."""
+SHOWN_CHARS = 200
 SMALL_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 120
 IGNORED_HEADER = "X-Civetta-Ignored"
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+# A string that does not end reaches to the end of the body: one pass, whatever the bytes.
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _TYPES = {
     401: "authentication_error",
@@ -112,9 +117,10 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a JSON object in which every parser would read the same.
 
     Raises BadJson for broken JSON or UTF-8, duplicate keys, numbers without a finite value, lone
-    surrogates, nesting deeper than MAX_DEPTH, more than MAX_VALUES values, or a body that is no
-    object.
+    surrogates, nesting deeper than MAX_DEPTH, more than MAX_CONTAINERS or MAX_VALUES values, or a
+    body that is no object.
     """
+    _check_size(body)
     try:
         document = json.loads(
             body.decode("utf-8"),
@@ -147,10 +153,11 @@ def decode(
     info = inspect.type_info(kind)
     for holder, key, place, known in list(_unknown_fields(document, info, path)):
         if not drop_unknown:
-            near = nearest(key, known)
+            near = nearest(key, known) if len(key) < SHOWN_CHARS else None
             cure = f"did you mean {near}?" if near else "remove it."
+            shown = place if len(place) <= SHOWN_CHARS else place[:SHOWN_CHARS] + "..."
             raise RequestInvalid(
-                f"Unsupported parameter {place}: {cure}", param=place, code="unsupported_parameter"
+                f"Unsupported parameter {shown}: {cure}", param=shown, code="unsupported_parameter"
             )
         del holder[key]
         dropped.append(place)
@@ -207,6 +214,21 @@ def error_response(error: CivettaError) -> Response:
     return json_response(error_payload(error), error.http_status, headers)
 
 
+def _check_size(body: bytes) -> None:
+    if not _too_many(body):
+        return
+    if _too_many(_STRINGS.sub(b"", body)):
+        raise BadJson(
+            f"The request body has more than {MAX_CONTAINERS} arrays and objects, or more than"
+            f" {MAX_VALUES} values."
+        )
+
+
+def _too_many(text: bytes) -> bool:
+    containers = text.count(b"[") + text.count(b"{")
+    return containers > MAX_CONTAINERS or text.count(b",") > MAX_VALUES
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
@@ -231,14 +253,11 @@ def _finite(text: str) -> float:
 
 def _check_tree(document: dict[str, Any]) -> None:
     level: list[Any] = [document]
-    depth = values = 0
+    depth = 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
             raise BadJson(f"The request body nests deeper than {MAX_DEPTH} levels.")
-        values += sum(map(len, level))
-        if values > MAX_VALUES:
-            raise BadJson(f"The request body has more than {MAX_VALUES} values.")
         below: list[Any] = []
         for holder in level:
             if isinstance(holder, dict):

@@ -20,6 +20,7 @@ import click
 import uvicorn
 
 from civetta.api.app import build_app
+from civetta.api.connection import ConnectionConfig
 from civetta.cli import engine_setup
 from civetta.cli.options import settings_command
 from civetta.errors import ListenError, UsageError
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 TELL_S = 5
 """After the drain: time to tell the clients of replies that were cut off."""
+
+STUCK_MS = 120_000
+"""A client that takes no byte of what waits for it for so long is given up."""
 
 _log = logging.getLogger("civetta.serve")
 
@@ -81,6 +85,7 @@ def listen(options: ServerOptions) -> socket.socket:
         ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _end_dead_peers(listener)
         listener.bind(address)
         listener.listen(128)
     except OSError as error:
@@ -90,6 +95,17 @@ def listen(options: ServerOptions) -> socket.socket:
             " HOST in the environment set them too)."
         ) from error
     return listener
+
+
+def _end_dead_peers(listener: socket.socket) -> None:
+    """Let the system close connections whose client is gone, or reads nothing, for STUCK_MS.
+
+    Accepted sockets inherit the options. Where the system lacks one, it goes without.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
 
 
 def run_server(settings: Settings, listener: socket.socket) -> int:
@@ -103,12 +119,9 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
     drain = threading.Timer(drain_s, cut_off)
     drain.daemon = True
     server = Server(
-        uvicorn.Config(
+        ConnectionConfig(
             app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_keep_alive=30,
+            settings.server,
             timeout_graceful_shutdown=math.ceil(drain_s) + TELL_S,
         ),
         on_exit=drain.start,
