@@ -73,6 +73,7 @@ def reply_options(fields: ChatFields, settings: Settings, request: Request) -> R
         ),
         stop=stops_of(fields.stop),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
+        tool_choice=fields.choice,
         answer_format=fields.answer_format,
         use_cache=fields.cache_prompt is not False,
     )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from civetta.api.asking import template_for
 from civetta.api.fields import SharedFields, logprobs_in_range, missing, neutral, refuse
-from civetta.api.format_fields import FormatFields, format_of
+from civetta.api.format_fields import FormatFields, choice_of, format_of
 from civetta.api.image_fields import ImageParts
 from civetta.chat.message import Conversation, Message, TextPart, ToolCall, ToolSpec
 from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
-    from civetta.chat.answer_format import AnswerFormat
+    from civetta.chat.answer_format import AnswerFormat, ToolChoice
     from civetta.chat.message import ImagePart, Part, Role
     from civetta.chat.template import TemplateOptions
     from civetta.options import ReasoningOptions
@@ -160,6 +159,11 @@ class ChatFields(SharedFields, kw_only=True):
                 refuse(name, "it is not supported; leave it out")
 
     @property
+    def choice(self) -> ToolChoice:
+        """Whether tools are called. Raises RequestInvalid."""
+        return choice_of(self.tool_choice)
+
+    @property
     def answer_format(self) -> AnswerFormat | None:
         """The form of the answer; None for free text. Raises RequestInvalid."""
         return None if self.response_format is None else format_of(self.response_format)
@@ -288,12 +292,7 @@ def _call(call: CallFields, path: str) -> ToolCall:
 
 
 def _tools(fields: ChatFields) -> tuple[ToolSpec, ...]:
-    choice = fields.tool_choice
-    if choice not in (None, "auto", "none"):
-        shown = choice if isinstance(choice, str) else json.dumps(choice)
-        refuse("tool_choice", f"{shown[:80]} is not supported, only auto and none are")
-    specs = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ()))
-    return () if choice == "none" else specs
+    return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ()))
 
 
 def _tool(tool: ToolFields, path: str) -> ToolSpec:

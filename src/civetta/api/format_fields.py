@@ -1,4 +1,4 @@
-"""The field that gives an answer its form, in chat and in plain completions."""
+"""Fields that bind an answer: its form, and whether it calls tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from civetta.api.fields import missing, refuse
-from civetta.chat.answer_format import AnswerFormat
+from civetta.chat.answer_format import AnswerFormat, ToolChoice
 
 
 class SchemaFields(msgspec.Struct, kw_only=True):
@@ -27,6 +27,28 @@ class FormatFields(msgspec.Struct, kw_only=True):
     schema: dict[str, Any] | None = None
     regex: str | None = None
     lark: str | None = None
+
+
+def choice_of(value: str | dict[str, Any] | None, param: str = "tool_choice") -> ToolChoice:
+    """The `tool_choice` of a request, nested as OpenAI's or flat. Raises RequestInvalid."""
+    if value is None:
+        return ToolChoice()
+    if isinstance(value, str):
+        modes: dict[str, ToolChoice] = {
+            "auto": ToolChoice(),
+            "none": ToolChoice(mode="none"),
+            "required": ToolChoice(mode="required"),
+        }
+        if value in modes:
+            return modes[value]
+        refuse(param, "use auto, none, required, or the name of a function")
+    inner = value.get("function", value)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if value.get("type", "function") != "function" or not isinstance(name, str):
+        refuse(
+            param, 'use auto, none, required, or {"type": "function", "function": {"name": ...}}'
+        )
+    return ToolChoice(mode="named", name=name)
 
 
 def format_of(fields: FormatFields, param: str = "response_format") -> AnswerFormat | None:

@@ -113,7 +113,8 @@ class ReplyParser:
 
     thinking: the prompt left a thought open (`Rendered.opens_thinking`), so the reply begins in it.
     tools: what the model may call; with none, tool-call markers are plain text. parallel: False
-    keeps the first call only. new_id: makes the id of call number `index`; the default is random.
+    keeps the first call only. exact: calls are texts of their grammar (tool_grammar.py).
+    new_id: makes the id of call number `index`; the default is random.
 
     The first `</think>` ends the thought, and every other marker inside it is thought. A thought
     that the reply does not end has no content behind it.
@@ -125,9 +126,10 @@ class ReplyParser:
         thinking: bool,
         tools: Sequence[ToolSpec] = (),
         parallel: bool = True,
+        exact: bool = False,
         new_id: Callable[[int], str] | None = None,
     ) -> None:
-        self._tools = tuple(tools)
+        self._tools, self._exact = tuple(tools), exact
         self._calls_max = None if parallel else 1
         self._new_id = new_id or _random_id
         self._state = _State.REASONING if thinking else _State.OPENING
@@ -251,7 +253,7 @@ class ReplyParser:
         return True
 
     def _open_block(self, text: str) -> None:
-        self._block = BlockReader(self._tools)
+        self._block = BlockReader(self._tools, exact=self._exact)
         self._text = text
         self._state = _State.CALL
 

@@ -13,6 +13,9 @@ where the grammar goes on behind it: `</parameter>` before another opening or a 
 `</function>` inside a value only before `</tool_call>`, another function or the end of the text.
 What models get wrong (missing `>`, missing closing tags, stray characters in a name) is repaired
 when the tool's schema says how, and dropped otherwise; the text is never shown as content.
+
+A call that a grammar bound (tool_grammar.py) needs no repair. It is read `exact`ly: a value ends
+where the template's own text goes on, and there alone, so that any other markup in it is value.
 """
 
 from __future__ import annotations
@@ -89,14 +92,18 @@ _BEHIND = {  # closing tag inside a value: what must follow it, and whether the 
 }
 
 
+_GOES_ON = (f"\n{_PARAMETER_OPEN}", f"\n{_FUNCTION_CLOSE}\n{CALL_CLOSE}")
+
+
 class BlockReader:
     """Reads what follows one `<tool_call>`, in pieces of any size, with the same result for all.
 
     A call is returned when its function is complete; an incomplete one is never returned. When
-    `closed`, `rest` is the text behind `</tool_call>`.
+    `closed`, `rest` is the text behind `</tool_call>`. `exact`: the text is of the calls' grammar.
     """
 
-    def __init__(self, tools: Iterable[ToolSpec]) -> None:
+    def __init__(self, tools: Iterable[ToolSpec], *, exact: bool = False) -> None:
+        self._exact = exact
         self._tools = {tool.name: tool for tool in tools}
         self._text = ""
         self._at = 0  # all before it is decided
@@ -193,6 +200,8 @@ class BlockReader:
 
     def _closes_value(self, place: int, tag: str) -> bool | None:
         # None: more text is needed to tell
+        if self._exact:
+            return self._ends_value(place, tag)
         if tag == _PARAMETER_OPEN:
             return self._opens_forgotten(place)
         followers, at_end = _BEHIND[tag]
@@ -203,6 +212,16 @@ class BlockReader:
         if any(follower.startswith(behind) for follower in followers):  # the text ends too early
             return at_end if self._final else None
         return False
+
+    def _ends_value(self, place: int, tag: str) -> bool | None:
+        # as `_closes_value`, for exact text: the template goes on behind `</parameter>`
+        if tag != _PARAMETER_CLOSE:
+            return False
+        behind = self._text[place + len(tag) :]
+        if behind.startswith(_GOES_ON):
+            return True
+        undecided = any(text.startswith(behind) for text in _GOES_ON)
+        return None if undecided and not self._final else False
 
     def _opens_forgotten(self, place: int) -> bool | None:
         # `</parameter>` is missing: a declared parameter not given yet, on a line of its own
@@ -230,7 +249,7 @@ class BlockReader:
         header = self._read_header()
         if header is None:
             return False
-        self._name = header[0].strip("\"'")
+        self._name = header[0] if self._exact else header[0].strip("\"'")
         self._raw = {}
         self._state = _State.BODY
         return True

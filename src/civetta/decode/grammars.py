@@ -7,22 +7,23 @@ meanwhile. Every bound on what a grammar may cost is in `_limits`.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from civetta.errors import ConstraintFailed, RequestInvalid
+from civetta.types import Grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from numpy.typing import NDArray
 
     from civetta.chat.tokenizer import Tokenizer
-    from civetta.types import Grammar
 
 KEPT_GRAMMARS = 32
 """Compiled grammars that are kept for the next request with the same one."""
@@ -134,6 +135,11 @@ class Grammars:
         if not possible:
             refuse("no text at all is possible", param)
         return matcher
+
+
+def json_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """The texts that are JSON of a schema, which says its own layout."""
+    return Grammar(kind="json_schema", text=json.dumps(schema))
 
 
 def problem_of(grammar: Grammar, param: str = "response_format") -> str | None:

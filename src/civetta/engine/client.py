@@ -11,14 +11,14 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from civetta.chat.answer_format import AUTO, answer_grammar
+from civetta.chat.answer_format import AUTO
 from civetta.chat.reply import ContentDelta, Reply, ReplyParser, assemble
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import resolve
+from civetta.engine.constraining import constraint_of
 from civetta.engine.protocol import Finished, GenerateRequest, Progress, Started, TokenEvent
 from civetta.types import (
     CancelCause,
-    Constraint,
     FinishReason,
     SamplingOverrides,
     TokenLogprob,
@@ -67,6 +67,7 @@ class PreparedReply:
     """A request ready to submit, and how the text that comes back is to be read.
 
     `thinking`: the reply begins inside a thought. `plain`: it is not parsed, all of it is content.
+    `exact`: its calls are texts of their grammar.
     """
 
     request: GenerateRequest
@@ -74,6 +75,7 @@ class PreparedReply:
     tools: tuple[ToolSpec, ...] = ()
     parallel_tool_calls: bool = True
     plain: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,7 @@ class ChatClient:
         images that alone overflow the context.
         """
         options = options or ReplyOptions()
-        if not options.tools and conversation.tools:
+        if conversation.tools and (not options.tools or options.tool_choice.mode == "none"):
             conversation = replace(conversation, tools=())
         rendered = self._engine.template.render(conversation, options.template)
         prompt_ids = self._engine.tokenizer.encode(
@@ -154,7 +156,7 @@ class ChatClient:
             self._request(tuple(prompt_ids), options),
             thinking=rendered.opens_thinking,
             thinking_budget=options.thinking_budget,
-            constraint=_constraint(options),
+            constraint=constraint_of(conversation.tools, options),
         )
         if conversation.media:
             from civetta.engine.image_prompt import lay_images  # brings numpy and PIL
@@ -165,6 +167,7 @@ class ChatClient:
             thinking=rendered.opens_thinking,
             tools=conversation.tools,
             parallel_tool_calls=options.parallel_tool_calls,
+            exact=request.constraint is not None,
         )
 
     def prepare_text(self, prompt: str, options: ReplyOptions | None = None) -> PreparedReply:
@@ -198,14 +201,6 @@ class ChatClient:
             use_cache=options.use_cache,
             client_id=options.client_id,
         )
-
-
-def _constraint(options: ReplyOptions) -> Constraint | None:
-    """What the format asks of the answer."""
-    form = options.answer_format
-    if form is None:
-        return None
-    return Constraint(grammar=answer_grammar(form), param=form.param)
 
 
 class ReplyStream:
@@ -267,6 +262,7 @@ class _ReplyReader:
                 thinking=prepared.thinking,
                 tools=prepared.tools,
                 parallel=prepared.parallel_tool_calls,
+                exact=prepared.exact,
             )
         )
         self._deltas: list[Delta] = []

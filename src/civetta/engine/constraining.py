@@ -1,0 +1,138 @@
+"""From tools and format of a request to the constraint of its reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from civetta.chat.answer_format import answer_grammar
+from civetta.chat.schema import check_bounds, walk
+from civetta.chat.tool_grammar import (
+    LooseParameter,
+    call_tail_grammar,
+    calls_grammar,
+    parameter_schema,
+    takes_text,
+)
+from civetta.decode.grammars import json_grammar, problem_of
+from civetta.errors import RequestInvalid
+from civetta.types import Constraint, Grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from civetta.chat.answer_format import AnswerFormat, ToolChoice
+    from civetta.chat.message import ToolSpec
+    from civetta.engine.client import ReplyOptions
+
+_problem = lru_cache(maxsize=512)(problem_of)
+
+
+def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constraint | None:
+    """What the reply is bound to; None when it is free. Takes as long as compiling.
+
+    With tools that need not be called, calls are bound from `<tool_call>` on; a format binds the
+    whole answer, which may then be calls instead. Raises RequestInvalid: `invalid_schema` for a
+    format, `invalid_tools` for strict tools that cannot be carried out and for a choice of none.
+    """
+    form, choice = options.answer_format, options.tool_choice
+    tools = _chosen(tools, choice)
+    if not tools:
+        return None if form is None else _format_constraint(form)
+    loose = _loose_parameters(tools)
+    must = choice.mode in ("required", "named")
+    many = options.parallel_tool_calls and choice.mode != "named"
+    if not must and form is None:
+        return Constraint(
+            grammar=Grammar(kind="lark", text=call_tail_grammar(tools, loose=loose)),
+            starts="call",
+            calls_max=None if many else 1,
+            param="tools",
+        )
+    otherwise = None
+    if form is not None and not must:
+        if form.kind == "lark":
+            raise RequestInvalid(
+                "A Lark grammar binds the whole answer and leaves no room for calls: leave out the"
+                " tools, or set tool_choice to none.",
+                param=form.param,
+            )
+        otherwise = _format_constraint(form).grammar
+    text = calls_grammar(tools, many=many, loose=loose, otherwise=otherwise)
+    return Constraint(grammar=Grammar(kind="lark", text=text), param="tools")
+
+
+def _chosen(tools: Sequence[ToolSpec], choice: ToolChoice) -> Sequence[ToolSpec]:
+    if choice.mode not in ("required", "named"):
+        return tools
+    if choice.mode == "named":
+        tools = [tool for tool in tools if tool.name == choice.name]
+    if not tools:
+        named = f" {choice.name!r}" if choice.mode == "named" else ""
+        raise RequestInvalid(
+            f"tool_choice asks for a call of the tool{named}, and there is none: declare it in tools.",
+            param="tool_choice",
+            code="invalid_tools",
+        )
+    return tools
+
+
+def _format_constraint(form: AnswerFormat) -> Constraint:
+    grammar = answer_grammar(form)
+    problem = _problem(grammar)
+    if problem is not None:
+        place, inner = "", problem
+        if form.schema is not None:
+            place, inner = _culprit(form.schema, problem, strict=form.strict)
+        _refuse(form.param, place, inner, code="invalid_schema")
+    return Constraint(grammar=grammar, param=form.param)
+
+
+def _loose_parameters(tools: Sequence[ToolSpec]) -> list[LooseParameter]:
+    """Parameters that take any JSON because their schema cannot be carried out.
+
+    Raises RequestInvalid for one of a strict tool.
+    """
+    for index, tool in enumerate(tools):
+        check_bounds(tool.parameters, f"tools[{index}].parameters")
+    if _problem(Grammar(kind="lark", text=call_tail_grammar(tools))) is None:
+        return []
+    loose = []
+    for index, tool in enumerate(tools):
+        properties = tool.parameters.get("properties")
+        for name, schema in (properties if isinstance(properties, Mapping) else {}).items():
+            if takes_text(schema, tool.parameters):
+                continue
+            strict = tool.strict is True
+            document = parameter_schema(schema, tool.parameters, strict=strict)
+            problem = _problem(json_grammar(document))
+            if problem is None:
+                continue
+            if strict:
+                place = f"tools[{index}].parameters"
+                _refuse(place, f"/properties/{name}", problem, code="invalid_tools")
+            loose.append(LooseParameter(tool.name, name))
+    problem = _problem(Grammar(kind="lark", text=call_tail_grammar(tools, loose=loose)))
+    if problem is not None:
+        _refuse("tools", "", problem, code="invalid_tools")
+    return loose
+
+
+def _culprit(schema: Mapping[str, Any], problem: str, *, strict: bool) -> tuple[str, str]:
+    """The innermost part of a schema that has the problem by itself: its pointer and problem."""
+    kept = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    place = ""
+    for below, node, _ in walk(schema):
+        if not below.startswith(place) or not below:
+            continue
+        document = parameter_schema(node, kept, strict=strict)
+        found = _problem(json_grammar(document))
+        if found is not None and "does not exist" not in found:
+            place, problem = below, found
+    return place, problem
+
+
+def _refuse(param: str, place: str, problem: str, *, code: str) -> NoReturn:
+    where = f"{param}{place.replace('/', '.')}"
+    raise RequestInvalid(f"{where} cannot be carried out: {problem}.", param=where, code=code)
