@@ -81,7 +81,7 @@ class Constraint:
     """What part of a reply has to be a text of a grammar; data alone, `decode.guide` carries it out.
 
     starts "answer": from behind the thought (from the first token without one) to the reply's end.
-    starts "call": behind every `<tool_call>` of the answer, until the grammar's text is complete;
+    starts "call": behind every `<tool_call>` of the answer, until the grammar's text may end;
     between calls the reply is free, and after `calls_max` of them only its end may follow.
     `param` names the field of the request that asked for it, for errors.
     """

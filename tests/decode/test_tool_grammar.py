@@ -267,3 +267,13 @@ def test_an_interrupted_value_is_no_call():
     text = "\n<function=edit>\n<parameter=line>\n1\n</parameter>\n<parameter=path>\nx\n</function>"
     assert read_exactly(text) == []
     assert read_exactly(text + "\n</parameter>\n</function>\n</tool_ca") == []
+
+
+def test_text_is_free_behind_a_call_that_ended_with_a_text():
+    guide = call_guide()
+    assert say(
+        guide,
+        "\n<function=edit>\n<parameter=line>\n1\n</parameter>\n<parameter=path>\nx\n</parameter>\n"
+        "</function>\n</tool_call>",
+    )
+    assert say(guide, "\nwords, and another call\n<tool_call>\n<function=stop.now>")

@@ -33,8 +33,8 @@ NUMBER: /-?(0|[1-9][0-9]{0,14})(\.([0-9]{0,5}[1-9]|0))?/
 INTEGER: /0|-?[1-9][0-9]*/
 KEY: /[A-Za-z_][\w.-]*/
 TEXT: /\n(?s:.*)/ & ~/(?s:.*)<\/parameter>\n(<parameter=|<\/function>\n<\/tool_call>)(?s:.*)/
-TEXT_MORE: TEXT "</parameter>\n<parameter="
-TEXT_LAST: TEXT "</parameter>\n</function>\n</tool_call>"
+text_more[lazy]: TEXT "</parameter>\n<parameter="
+text_last[lazy]: TEXT "</parameter>\n</function>\n</tool_call>"
 """
 
 
@@ -139,7 +139,7 @@ class _Tool:
         more, last = f"{self._label}_more::_", self._may_end()
         if takes_text(schema, self._root):
             return [
-                f"{label}::_: {head} TEXT_MORE {more}{self._may_go_on()} | {head} TEXT_LAST{last}"
+                f"{label}::_: {head} text_more {more}{self._may_go_on()} | {head} text_last{last}"
             ]
         value = f"{label}_v"
         return [

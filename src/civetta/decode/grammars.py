@@ -72,11 +72,6 @@ class Matcher:
         """Whether the text may end here."""
         return bool(self._inner.is_accepting())
 
-    @property
-    def complete(self) -> bool:
-        """Whether nothing but the end may follow."""
-        return bool(self._inner.is_stopped())
-
     def _fail(self) -> NoReturn:
         raise ConstraintFailed(
             "The reply's grammar or schema became too costly to follow"

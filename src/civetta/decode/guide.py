@@ -221,7 +221,7 @@ class Guide:
     def _within(self, state: _State, matcher: Matcher, token_id: int) -> _State | None:
         if not matcher.take(token_id):
             return None
-        if state.phase is Phase.ANSWER or not matcher.complete:
+        if state.phase is Phase.ANSWER or not matcher.accepting:
             return state
         calls = state.calls + 1
         over = self._calls_max is not None and calls >= self._calls_max
