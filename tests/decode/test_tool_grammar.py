@@ -14,7 +14,7 @@ from civetta.chat.message import ToolCall, ToolSpec
 from civetta.chat.reply import ReplyParser, assemble
 from civetta.chat.tool_grammar import COUNTED_PARAMETERS, call_tail_grammar, calls_grammar
 from civetta.chat.tools import BlockReader, render_call
-from civetta.decode.grammars import problem_of
+from civetta.decode.grammar_text import problem_of
 from civetta.types import Constraint, Grammar
 from decode.walking import draw, guide_of, may_end, say, text_of, tokenizer
 

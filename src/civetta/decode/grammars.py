@@ -2,28 +2,28 @@
 
 llguidance does the work (docs/decisions/0012-grammars.md): it derives the allowed tokens of a state
 lazily, so there is nothing to build a schema's size ahead, and it lets go of the interpreter's lock
-meanwhile. Every bound on what a grammar may cost is in `_limits`.
+meanwhile. Every bound on what a grammar may cost is in `grammar_text.work_limits`.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from civetta.errors import ConstraintFailed, RequestInvalid
-from civetta.types import Grammar
+from civetta.decode.grammar_text import engine_text, first_line, refuse, work_limits
+from civetta.errors import ConstraintFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
     from numpy.typing import NDArray
 
     from civetta.chat.tokenizer import Tokenizer
+    from civetta.types import Grammar
 
 KEPT_GRAMMARS = 32
 """Compiled grammars that are kept for the next request with the same one."""
@@ -116,7 +116,7 @@ class Grammars:
         if self._engine_tokens is None:
             self._engine_tokens = _engine_tokens(self._tokenizer, self._vocab_size)
         text = engine_text(grammar, param)
-        inner = LLMatcher(self._engine_tokens, text, log_level=0, limits=_limits())
+        inner = LLMatcher(self._engine_tokens, text, log_level=0, limits=work_limits())
         if inner.is_error():
             refuse(inner.get_error(), param)
         matcher = Matcher(inner, self._vocab_size)
@@ -130,51 +130,6 @@ class Grammars:
         if not possible:
             refuse("no text at all is possible", param)
         return matcher
-
-
-def json_grammar(schema: Mapping[str, Any]) -> Grammar:
-    """The texts that are JSON of a schema, which says its own layout."""
-    return Grammar(kind="json_schema", text=json.dumps(schema))
-
-
-def problem_of(grammar: Grammar, param: str = "response_format") -> str | None:
-    """What is wrong with a grammar, whatever the vocabulary; None when it can be compiled."""
-    from llguidance import LLMatcher
-
-    try:
-        text = engine_text(grammar, param)
-    except RequestInvalid as error:
-        return error.message
-    found, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=_limits())
-    return first_line(messages[0]) if found else None
-
-
-def engine_text(grammar: Grammar, param: str) -> str:
-    """The grammar in llguidance's own notation. Raises RequestInvalid."""
-    from llguidance import LLMatcher
-
-    try:
-        match grammar.kind:
-            case "json_schema":
-                return str(LLMatcher.grammar_from_json_schema(grammar.text))
-            case "regex":
-                return str(LLMatcher.grammar_from_regex(grammar.text))
-            case "lark":
-                return str(LLMatcher.grammar_from_lark(grammar.text))
-    except ValueError as error:
-        refuse(str(error), param)
-
-
-def first_line(message: str) -> str:
-    """The first sentence of an error that may be long."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:200].rstrip(".")
-
-
-def refuse(problem: str, param: str) -> NoReturn:
-    """Raise the RequestInvalid of a grammar."""
-    raise RequestInvalid(
-        f"{param} cannot be carried out: {first_line(problem)}.", param=param, code="invalid_schema"
-    )
 
 
 class _EngineTokenizer:
@@ -199,18 +154,4 @@ def _engine_tokens(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
         TokenizerWrapper(_EngineTokenizer(tokenizer)),
         n_vocab=max(vocab_size, tokenizer.vocab_size),
         eos_token=sorted(tokenizer.eog_ids),
-    )
-
-
-def _limits() -> LLParserLimits:
-    """Work that compiling and one step may take at most: tens of milliseconds, tens of megabytes."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,
-        max_grammar_size=200_000,
-        verbose_errors=False,
     )

@@ -15,7 +15,7 @@ from civetta.chat.tool_grammar import (
     parameter_schema,
     takes_text,
 )
-from civetta.decode.grammars import json_grammar, problem_of
+from civetta.decode.grammar_text import json_grammar, problem_of
 from civetta.errors import RequestInvalid
 from civetta.types import Constraint, Grammar
 

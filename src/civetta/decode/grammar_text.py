@@ -1,0 +1,73 @@
+"""Grammars in llguidance's own notation, its bounds, and what it has to say against a grammar."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from civetta.errors import RequestInvalid
+from civetta.types import Grammar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llguidance import LLParserLimits
+
+
+def json_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """The texts that are JSON of a schema, which says its own layout."""
+    return Grammar(kind="json_schema", text=json.dumps(schema))
+
+
+def problem_of(grammar: Grammar, param: str = "response_format") -> str | None:
+    """What is wrong with a grammar, whatever the vocabulary; None when it can be compiled."""
+    from llguidance import LLMatcher
+
+    try:
+        text = engine_text(grammar, param)
+    except RequestInvalid as error:
+        return error.message
+    found, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=work_limits())
+    return first_line(messages[0]) if found else None
+
+
+def engine_text(grammar: Grammar, param: str) -> str:
+    """The grammar in llguidance's own notation. Raises RequestInvalid."""
+    from llguidance import LLMatcher
+
+    try:
+        match grammar.kind:
+            case "json_schema":
+                return str(LLMatcher.grammar_from_json_schema(grammar.text))
+            case "regex":
+                return str(LLMatcher.grammar_from_regex(grammar.text))
+            case "lark":
+                return str(LLMatcher.grammar_from_lark(grammar.text))
+    except ValueError as error:
+        refuse(str(error), param)
+
+
+def first_line(message: str) -> str:
+    """The first sentence of an error that may be long."""
+    return " ".join(message.replace("<non-verbose/>", "").split())[:200].rstrip(".")
+
+
+def refuse(problem: str, param: str) -> NoReturn:
+    """Raise the RequestInvalid of a grammar."""
+    raise RequestInvalid(
+        f"{param} cannot be carried out: {first_line(problem)}.", param=param, code="invalid_schema"
+    )
+
+
+def work_limits() -> LLParserLimits:
+    """Work that compiling and one step may take at most: tens of milliseconds, tens of megabytes."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
