@@ -40,7 +40,7 @@ async function bundled(entry) {
     minify: true,
     write: false,
     format: "esm",
-    target: ["chrome111", "firefox115", "safari16.4"],
+    target: ["chrome123", "firefox120", "safari17.5"],
     jsx: "automatic",
     jsxImportSource: "preact",
     charset: "utf8",

@@ -17,6 +17,7 @@ from civetta.api.keys import KeyRing, read_keys
 from civetta.api.responses.store import ResponseStore
 from civetta.api.routes import ENDPOINTS, routes
 from civetta.api.trace import Trace
+from civetta.api.web_page import page_routes
 from civetta.api.wire import error_response
 from civetta.errors import CivettaError, MethodNotAllowed, RouteNotFound
 
@@ -41,7 +42,7 @@ def build_app(
     path = settings.server.trace
     trace = None if path is None else Trace(Path(path))
     app = Starlette(
-        routes=routes(),
+        routes=[*page_routes(), *routes()],
         middleware=[
             Middleware(Guard, options=settings.server, keys=keys, traffic=traffic, trace=trace),
         ],

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from civetta.api.account import Account
 from civetta.api.cors import Cors
+from civetta.api.web_page import PAGE_PATHS
 from civetta.api.wire import body_too_large, error_response
 from civetta.errors import CivettaError, HeadersTooLarge, RequestFailed, TooManyRequests
 from civetta.log import log_event
@@ -27,10 +28,17 @@ if TYPE_CHECKING:
     from civetta.api.trace import Trace
     from civetta.options import ServerOptions
 
-PUBLIC_PATHS = frozenset(
-    {"/health", "/healthz", "/v1/health", "/ready", "/readyz", "/v1/ready"},
-)
+PUBLIC_PATHS = PAGE_PATHS | {
+    "/health",
+    "/healthz",
+    "/v1/health",
+    "/ready",
+    "/readyz",
+    "/v1/ready",
+}
 """Answered without an API key, and however many requests are open."""
+
+_POLLED_PATHS = frozenset({"/metrics", "/slots", "/v1/slots"})
 
 CLIENT_CLOSED = 499
 _DRAIN_FACTOR = 8  # a body up to this many times the limit is read and dropped before the 413
@@ -121,7 +129,8 @@ class Guard:
 
     def _ended(self, scope: Scope, account: Account, status: int) -> None:
         self._traffic.statuses[status] += 1
-        level = logging.DEBUG if scope["path"] in PUBLIC_PATHS else logging.INFO
+        quiet = scope["path"] in PUBLIC_PATHS or scope["path"] in _POLLED_PATHS
+        level = logging.DEBUG if quiet else logging.INFO
         client = scope.get("client")
         figures = account.figures()
         account.tell("end", status=status, **figures)
