@@ -32,6 +32,12 @@ export function App({ client, chats, settings: settingsStore, keyQuestion }: App
   const [monitor, setMonitor] = useState(() => matchMedia(WIDE).matches);
   const [showSettings, setShowSettings] = useState(false);
   const { model, problem, retry } = useModel(client);
+  useEffect(() => {
+    const wide = matchMedia(WIDE);
+    const close = () => wide.matches || setMonitor(false); // it would cover the conversation
+    wide.addEventListener("change", close);
+    return () => wide.removeEventListener("change", close);
+  }, []);
   const conversation = chats.current;
   const busy = conversation !== null && conversation.id in state.running;
 
@@ -122,10 +128,13 @@ const EXAMPLES = [
   "What is a lighthouse?",
 ];
 
+/** As the page itself names it: with the version that lets the browser keep it. */
+const ICON = document.querySelector<HTMLLinkElement>("link[rel=icon]")?.href;
+
 function Welcome({ onPick }: { onPick: (text: string) => void }) {
   return (
     <div class="welcome">
-      <img src="page/icon.svg" alt="" width="72" height="72" />
+      <img src={ICON} alt="" width="72" height="72" />
       <p>Ask something. Pictures can be pasted, dropped or picked.</p>
       <div class="examples">
         {EXAMPLES.map((text) => (

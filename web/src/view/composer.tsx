@@ -2,6 +2,7 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { pictureFiles, pictureOf } from "../pictures.ts";
+import { isTouch } from "./device.ts";
 import { Icon } from "./icons.tsx";
 
 interface Props {
@@ -22,7 +23,7 @@ export function Composer({ busy, focusKey, onSend, onStop }: Props) {
 
   useLayoutEffect(() => fit(area.current), [text]);
   useEffect(() => {
-    if (matchMedia("(pointer: fine)").matches) area.current?.focus();
+    if (!isTouch()) area.current?.focus();
   }, [focusKey]);
 
   const ready = !busy && (text.trim() !== "" || pictures.length > 0);
@@ -35,7 +36,7 @@ export function Composer({ busy, focusKey, onSend, onStop }: Props) {
   };
   const onKeyDown = (event: KeyboardEvent) => {
     if (event.isComposing) return; // Enter ends the input of a word in Japanese and others
-    const plainEnter = event.key === "Enter" && !event.shiftKey && matchMedia("(pointer: fine)").matches;
+    const plainEnter = event.key === "Enter" && !event.shiftKey && !isTouch();
     if (plainEnter || (event.key === "Enter" && (event.ctrlKey || event.metaKey))) {
       event.preventDefault();
       submit();

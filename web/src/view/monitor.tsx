@@ -79,7 +79,7 @@ function Speed({ name, looks, tokens, seconds }: SpeedProps) {
       <h3>{name}</h3>
       <p class="now">{rate(series.at(-1) ?? 0)}</p>
       <Sparkline series={series} name={name} />
-      <p class="hint">{working === null ? "idle for two minutes" : `while working: ${rate(working)}`}</p>
+      <p class="hint">{working === null ? "idle" : `while working: ${rate(working)}`}</p>
     </section>
   );
 }
