@@ -59,7 +59,7 @@ def test_the_api_while_loading(method, path):
         ("GET", "/nope", 404),
         ("GET", "/v1/completions", 405),
         ("POST", "/health", 405),
-        ("GET", "/", 404),
+        ("GET", "/page", 404),
     ],
 )
 def test_wrong_paths_and_methods_are_json_errors(method, path, status):
