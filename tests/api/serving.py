@@ -7,6 +7,7 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import anthropic
 import httpx2
 import openai
 
@@ -40,6 +41,14 @@ async def sdk(app: Any, api_key: str = "none") -> AsyncIterator[openai.AsyncOpen
     async with http(app) as client:
         yield openai.AsyncOpenAI(
             api_key=api_key, base_url="http://test/v1", http_client=client, max_retries=0
+        )
+
+
+@asynccontextmanager
+async def anthropic_sdk(app: Any, api_key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with http(app) as client:
+        yield anthropic.AsyncAnthropic(
+            api_key=api_key, base_url="http://test", http_client=client, max_retries=0
         )
 
 

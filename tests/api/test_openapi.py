@@ -21,6 +21,8 @@ BODIES = {
     "/v1/completions": {"prompt": "Hi"},
     "/completion": {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/tokenize": {"content": "Hi", "with_pieces": True},
     "/detokenize": {"tokens": [1, 2]},

@@ -440,6 +440,30 @@ def test_allowed_tools_narrow_what_is_offered():
     assert '"weather"' not in prompt
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "weather"},
+        {"type": "allowed_tools", "mode": "required", "tools": [WEATHER]},
+    ],
+    ids=["required", "named", "allowed"],
+)
+def test_case_24_a_call_that_must_be_is_bound(choice):
+    engine = FakeEngine(CALL)
+    reply = ask(engine, tools=[WEATHER], tool_choice=choice)
+    assert reply.json()["tool_choice"] == choice
+    constraint = engine.requests[0].constraint
+    assert constraint.starts == "answer"
+    assert "weather" in constraint.grammar.text
+    assert error_of(ask(engine, tool_choice=choice))["code"] == "invalid_tools"
+
+
+def test_case_24_one_call_at_most_without_parallel_calls():
+    reply = ask(FakeEngine(TWO_CALLS), tools=[WEATHER], parallel_tool_calls=False).json()
+    assert [item["type"] for item in reply["output"]].count("function_call") == 1
+
+
 def test_no_choice_means_no_tools():
     assert '"weather"' not in prompt_for(tools=[WEATHER], tool_choice="none")
 

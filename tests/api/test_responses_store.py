@@ -15,7 +15,7 @@ from api.serving import app_of, error_of, request, sdk, server
 from api.test_chat_completions import CALL, THOUGHT
 from api.test_responses import TWO_CALLS, WEATHER, prompt_of
 from api.typed_events import typed_events
-from civetta.api import reply_types as replies
+from civetta.api.responses import reply_types as replies
 from civetta.api.responses.store import DAY_S, FILE_NAME, ResponseStore, Stored
 from civetta.errors import StoreUnusable
 from fake_engine import FakeEngine

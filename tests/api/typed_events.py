@@ -110,3 +110,46 @@ def told(output: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             case "function_call":
                 said.append(("function_call", item["name"], item["arguments"]))
     return said
+
+
+def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a client that trusts nothing but the events builds of a message; pings are left out."""
+    events = [item for item in events if item["type"] != "ping"]
+    assert [item["type"] for item in (events[0], *events[-2:])] == [
+        "message_start",
+        "message_delta",
+        "message_stop",
+    ]
+    message = events[0]["message"]
+    open_index: int | None = None
+    for item in events[1:-2]:
+        content = message["content"]
+        match item["type"]:
+            case "content_block_start":
+                assert open_index is None
+                assert item["index"] == len(content)
+                open_index = item["index"]
+                content.append(item["content_block"])
+            case "content_block_delta":
+                assert item["index"] == open_index
+                _apply_delta(content[open_index], item["delta"])
+            case "content_block_stop":
+                assert item["index"] == open_index
+                open_index = None
+            case kind:
+                raise AssertionError(f"an event of no known type: {kind}")
+    assert open_index is None
+    for block in message["content"]:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["input"])
+    return {**message, **events[-2]["delta"], "usage": events[-2]["usage"]}
+
+
+def _apply_delta(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    name, key = {
+        "text_delta": ("text", "text"),
+        "thinking_delta": ("thinking", "thinking"),
+        "signature_delta": ("signature", "signature"),
+        "input_json_delta": ("input", "partial_json"),
+    }[delta["type"]]
+    block[name] = (block[name] or "") + delta[key]

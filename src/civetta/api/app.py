@@ -10,15 +10,15 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from civetta.api.account import Traffic, account_of
+from civetta.api.account import Traffic
 from civetta.api.delivery import Pace
 from civetta.api.guard import Guard
 from civetta.api.keys import KeyRing, read_keys
+from civetta.api.refusal import refusal
 from civetta.api.responses.store import ResponseStore
 from civetta.api.routes import ENDPOINTS, routes
 from civetta.api.trace import Trace
 from civetta.api.web_page import page_routes
-from civetta.api.wire import error_response
 from civetta.errors import CivettaError, MethodNotAllowed, RouteNotFound
 
 if TYPE_CHECKING:
@@ -66,17 +66,18 @@ def _open_store(options: ServerOptions) -> ResponseStore | None:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, CivettaError), "registered for this class"
-    account_of(request.scope).failed(error)
-    return error_response(error)
+    return refusal(request.scope, error)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for this class"
+async def _no_route(request: Request, found: Exception) -> Response:
+    assert isinstance(found, HTTPException), "registered for this class"
     path = request.url.path[:200]
-    if error.status_code == 405:
-        response = error_response(
-            MethodNotAllowed(f"{request.method} is not a method of {path}: see the documentation.")
+    if found.status_code == 405:
+        response = refusal(
+            request.scope,
+            MethodNotAllowed(f"{request.method} is not a method of {path}: see the documentation."),
         )
-        response.headers.update(error.headers or {})
+        response.headers.update(found.headers or {})
         return response
-    return error_response(RouteNotFound(f"There is nothing at {path}: the API is below /v1."))
+    error = RouteNotFound(f"There is nothing at {path}: the API is below /v1.")
+    return refusal(request.scope, error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from civetta.api.fields import refuse
 from civetta.api.service import client_of, engine_of, timeout_of
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import server_overrides
@@ -17,8 +16,6 @@ from civetta.engine.client import ChatClient, ReplyOptions
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from civetta.chat.answer_format import ToolChoice
-    from civetta.chat.message import ToolSpec
     from civetta.options import ReasoningOptions, Settings
 
 
@@ -66,10 +63,3 @@ def template_for(
 def switch(mode: str) -> bool | None:
     """A three-way flag as a value: on, off, or None for auto."""
     return {"on": True, "off": False}.get(mode)
-
-
-def offered(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:
-    """The tools that the model is told of under this choice. Raises RequestInvalid."""
-    if choice.mode in ("required", "named"):
-        refuse("tool_choice", f"{choice.mode} is not supported, only auto and none are")
-    return () if choice.mode == "none" else specs

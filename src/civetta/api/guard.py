@@ -15,8 +15,9 @@ from starlette.requests import ClientDisconnect
 
 from civetta.api.account import Account
 from civetta.api.cors import Cors
+from civetta.api.refusal import refusal
 from civetta.api.web_page import PAGE_PATHS
-from civetta.api.wire import body_too_large, error_response
+from civetta.api.wire import body_too_large
 from civetta.errors import CivettaError, HeadersTooLarge, RequestFailed, TooManyRequests
 from civetta.log import log_event
 
@@ -171,8 +172,7 @@ class _Reply:
 async def _answer(error: CivettaError, scope: Scope, receive: Receive, reply: _Reply) -> None:
     """Send the error as a response, unless a response is under way already."""
     if reply.status is None:
-        scope["state"]["account"].failed(error)
-        await error_response(error)(scope, receive, reply)
+        await refusal(scope, error)(scope, receive, reply)
 
 
 async def _drain(receive: Receive) -> None:

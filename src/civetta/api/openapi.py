@@ -15,7 +15,6 @@ import msgspec
 import civetta
 from civetta.api.fields import field_range
 from civetta.api.guard import PUBLIC_PATHS
-from civetta.api.reply_types import Error
 from civetta.api.wire import json_response
 
 if TYPE_CHECKING:
@@ -65,7 +64,8 @@ def openapi(
 ) -> dict[str, Any]:
     """The whole document, ready for JSON."""
     bodies = _structs({endpoint.body for endpoint in endpoints if endpoint.body is not None})
-    types = [Error, *(e.reply for e in endpoints if not isinstance(e.reply, str)), *bodies]
+    errors = {endpoint.error: None for endpoint in endpoints}
+    types = [*errors, *(e.reply for e in endpoints if not isinstance(e.reply, str)), *bodies]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     refs = dict(zip(map(repr, types), schemas, strict=True))
     for struct in bodies:
@@ -134,7 +134,7 @@ def _responses(endpoint: Endpoint, refs: dict[str, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
     usual = (400, 401, 403, 431) if endpoint.body is not None else (401, 403, 431)
     for status in sorted({*usual, 405, 503, *endpoint.statuses}):
-        schema = refs[repr(Error)]
+        schema = refs[repr(endpoint.error)]
         if status == 503 and all(path in PUBLIC_PATHS for path in endpoint.paths):
             schema = refs[repr(endpoint.reply)]
         responses[str(status)] = {

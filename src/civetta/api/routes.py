@@ -10,7 +10,11 @@ from starlette.routing import Route
 from civetta.api import chat, completions, llama_completion, metrics, openapi, service, slots, text
 from civetta.api import reply_types as replies
 from civetta.api.chat_fields import ChatFields
+from civetta.api.messages import endpoint as messages
+from civetta.api.messages import reply_types as message_replies
+from civetta.api.messages.fields import MessagesFields
 from civetta.api.responses import endpoint as responses
+from civetta.api.responses import reply_types as response_replies
 from civetta.api.responses.fields import ResponsesFields
 
 if TYPE_CHECKING:
@@ -25,7 +29,8 @@ class Endpoint:
 
     `body` is the struct that reads the request; `reply` the type of its JSON, or a media type.
     With `streams` the body's `stream: true` gives server-sent events instead. `statuses` are those
-    of errors, besides the ones that every operation has; `query` names query parameters.
+    of errors, besides the ones that every operation has; `query` names query parameters; `error` is
+    the JSON of an error.
     """
 
     method: str
@@ -36,6 +41,7 @@ class Endpoint:
     streams: bool = False
     statuses: tuple[int, ...] = ()
     query: tuple[str, ...] = ()
+    error: type[msgspec.Struct] = replies.Error
 
 
 _RUNS = (404, 408, 413, 429, 499, 500, 503, 504)
@@ -145,7 +151,7 @@ ENDPOINTS = (
         paths=("/v1/responses",),
         handler=responses.create,
         body=ResponsesFields,
-        reply=replies.Response,
+        reply=response_replies.Response,
         streams=True,
         statuses=_RUNS,
     ),
@@ -154,14 +160,14 @@ ENDPOINTS = (
         paths=("/v1/responses/input_tokens",),
         handler=responses.count,
         body=ResponsesFields,
-        reply=replies.InputTokens,
+        reply=response_replies.InputTokens,
         statuses=_READS,
     ),
     Endpoint(
         method="GET",
         paths=("/v1/responses/{response_id}",),
         handler=responses.read,
-        reply=replies.Response,
+        reply=response_replies.Response,
         statuses=(400, 404),
         query=("stream",),
     ),
@@ -169,16 +175,35 @@ ENDPOINTS = (
         method="DELETE",
         paths=("/v1/responses/{response_id}",),
         handler=responses.delete,
-        reply=replies.ResponseDeleted,
+        reply=response_replies.ResponseDeleted,
         statuses=(404,),
     ),
     Endpoint(
         method="GET",
         paths=("/v1/responses/{response_id}/input_items",),
         handler=responses.list_input,
-        reply=replies.InputItems,
+        reply=response_replies.InputItems,
         statuses=(400, 404),
         query=("limit", "order", "after"),
+    ),
+    Endpoint(
+        method="POST",
+        paths=("/v1/messages",),
+        handler=messages.create,
+        body=MessagesFields,
+        reply=message_replies.AnthropicReply,
+        streams=True,
+        statuses=_RUNS,
+        error=message_replies.AnthropicError,
+    ),
+    Endpoint(
+        method="POST",
+        paths=("/v1/messages/count_tokens",),
+        handler=messages.count_tokens,
+        body=MessagesFields,
+        reply=message_replies.AnthropicCount,
+        statuses=_READS,
+        error=message_replies.AnthropicError,
     ),
     Endpoint(
         method="GET", paths=("/openapi.json",), handler=openapi.document, reply=dict[str, Any]

@@ -204,14 +204,14 @@ def error_payload(error: CivettaError) -> dict[str, object]:
     return {"error": fields}
 
 
-def error_response(error: CivettaError) -> Response:
-    """The error as a response with its status."""
+def error_response(error: CivettaError, payload: object = None) -> Response:
+    """The error as a response with its status; `payload` is its body in another dialect."""
     headers = {}
     if error.http_status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.http_status == 429:
         headers["Retry-After"] = "1"
-    return json_response(error_payload(error), error.http_status, headers)
+    return json_response(payload or error_payload(error), error.http_status, headers)
 
 
 def _check_size(body: bytes) -> None:

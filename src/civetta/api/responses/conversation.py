@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from civetta.api.asking import offered
 from civetta.api.fields import refuse
+from civetta.api.format_fields import choice_of
 from civetta.api.image_fields import ImageParts
 from civetta.api.responses.items import ItemReader
 from civetta.api.responses.tools import Tools, read_tools
-from civetta.chat.answer_format import AUTO, ToolChoice
+from civetta.chat.answer_format import ToolChoice
 from civetta.chat.message import Conversation, Message, text_message
 from civetta.errors import RequestInvalid
 
@@ -78,24 +78,18 @@ def _instructed(instructions: str | None, messages: tuple[Message, ...]) -> tupl
 def _choose(
     given: str | dict[str, Any] | None, tools: Tools
 ) -> tuple[ToolChoice, tuple[ToolSpec, ...]]:
-    choice = AUTO
-    specs = tools.specs
-    if isinstance(given, str):
-        if given not in ("auto", "none", "required"):
-            refuse("tool_choice", f"{given[:40]!r} is not known; give auto, none or required")
-        choice = ToolChoice(mode=cast("Any", given))
-    elif given is not None:
-        kind = given.get("type")
-        if kind == "allowed_tools":
-            choice, specs = _allowed(given, tools)
-        elif kind == "function":
-            choice = ToolChoice(mode="named", name=_name_in(given, "tool_choice"))
-        else:
-            refuse(
-                "tool_choice",
-                f"{str(kind)[:40]!r} names a tool of a hosted service; only functions are called",
-            )
-    return choice, offered(specs, choice)
+    """The choice, and the tools on offer under it."""
+    if not isinstance(given, dict):
+        return choice_of(given), tools.specs
+    kind = given.get("type")
+    if kind == "allowed_tools":
+        return _allowed(given, tools)
+    if kind != "function":
+        refuse(
+            "tool_choice",
+            f"{str(kind)[:40]!r} names a tool of a hosted service; only functions are called",
+        )
+    return ToolChoice(mode="named", name=_name_in(given, "tool_choice")), tools.specs
 
 
 def _allowed(given: dict[str, Any], tools: Tools) -> tuple[ToolChoice, tuple[ToolSpec, ...]]:
