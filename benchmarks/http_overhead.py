@@ -1,7 +1,7 @@
 """What HTTP costs a token: streams of an engine that does nothing, read by another process.
 
     python benchmarks/http_overhead.py [--streams 8] [--tokens 4000] [--rounds 3] [--pace-ms 0]
-                                       [--profile FILE] [--save FILE]
+                                       [--profile PREFIX] [--save FILE]
 
 The server is a process of its own with civetta's application, connection and outbox; a thread
 takes the engine's place and puts one token of every stream into its outbox a round, as the step
@@ -169,7 +169,7 @@ def measure(a: argparse.Namespace, path: str) -> dict[str, list[float] | float]:
     loop.join()
     client.join()
     if profile:
-        with a.profile.with_suffix(path.replace("/", "_") + ".txt").open("w") as file:
+        with a.profile.with_name(a.profile.name + path.replace("/", "_")).open("w") as file:
             pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(40)
     return {
         "cpu": cpu,

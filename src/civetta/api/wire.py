@@ -7,6 +7,7 @@ their path (`messages[2].foo`) and either refused or, in warn mode, dropped and 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import re
@@ -150,7 +151,7 @@ def decode(
     a missing field.
     """
     dropped: list[str] = []
-    info = inspect.type_info(kind)
+    info = _type_info(kind)
     for holder, key, place, known in list(_unknown_fields(document, info, path)):
         if not drop_unknown:
             near = nearest(key, known) if len(key) < SHOWN_CHARS else None
@@ -212,6 +213,12 @@ def error_response(error: CivettaError, payload: object = None) -> Response:
     if error.http_status == 429:
         headers["Retry-After"] = "1"
     return json_response(payload or error_payload(error), error.http_status, headers)
+
+
+@functools.cache
+def _type_info(kind: type) -> inspect.Type:
+    """What a struct takes; working it out takes milliseconds, and the structs are few."""
+    return inspect.type_info(kind)
 
 
 def _check_size(body: bytes) -> None:
