@@ -28,7 +28,7 @@ from civetta.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from starlette.requests import Request
 
@@ -216,7 +216,7 @@ def error_response(error: CivettaError, payload: object = None) -> Response:
 
 
 @functools.cache
-def _type_info(kind: type) -> inspect.Type:
+def _type_info(kind: Hashable) -> inspect.Type:
     """What a struct takes; working it out takes milliseconds, and the structs are few."""
     return inspect.type_info(kind)
 
