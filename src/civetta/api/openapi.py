@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 _REF = "#/components/schemas/{name}"
 _STREAM = "text/event-stream"
+_EVENT = {
+    "type": "object",
+    "description": "One server-sent event; its data is JSON, but for a closing [DONE].",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -130,7 +135,7 @@ def _responses(endpoint: Endpoint, refs: dict[str, Any]) -> dict[str, Any]:
     else:
         content = {"application/json": {"schema": refs[repr(endpoint.reply)]}}
     if endpoint.streams:
-        content[_STREAM] = {"schema": {"type": "string"}}
+        content[_STREAM] = {"schema": _EVENT}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
     usual = (400, 401, 403, 431) if endpoint.body is not None else (401, 403, 431)
     for status in sorted({*usual, 405, 503, *endpoint.statuses}):

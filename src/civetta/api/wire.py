@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import msgspec
 from msgspec import inspect
@@ -151,7 +151,7 @@ def decode(
     a missing field.
     """
     dropped: list[str] = []
-    info = _type_info(kind)
+    info = _type_info(cast("Hashable", kind))
     for holder, key, place, known in list(_unknown_fields(document, info, path)):
         if not drop_unknown:
             near = nearest(key, known) if len(key) < SHOWN_CHARS else None
