@@ -65,20 +65,28 @@ class Model(msgspec.Struct, kw_only=True):
 
     id: str
     object: Literal["model"]
+    type: Literal["model"]
+    display_name: str
     created: int
+    created_at: str
     owned_by: str
     context_length: int
     max_model_len: int
+    max_input_tokens: int
     modalities: list[str]
     architecture: Architecture
     meta: ModelMeta
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """A list of one."""
+    """A list of one; `models` has it again as Codex's catalogue does."""
 
     object: Literal["list"]
     data: list[Model]
+    models: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]
 
 
 class NextToken(msgspec.Struct, kw_only=True):

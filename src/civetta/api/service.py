@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from civetta.api.model_list import model_entry, model_list
 from civetta.api.wire import json_response
 from civetta.errors import EngineClosed, ModelNotFound, RouteNotFound
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from civetta.engine.protocol import EngineClient, ModelInfo
+    from civetta.engine.protocol import EngineClient
     from civetta.options import Settings
 
 
@@ -47,13 +48,13 @@ async def ready(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models: the one model that is served."""
-    return json_response({"object": "list", "data": [_entry(request)]})
+    return json_response(model_list(model_id(request), engine_of(request).info))
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{id}. Raises ModelNotFound for another id."""
     check_model(request, request.path_params["model_id"], param="model")
-    return json_response(_entry(request))
+    return json_response(model_entry(model_id(request), engine_of(request).info))
 
 
 async def abort(request: Request) -> Response:
@@ -92,26 +93,3 @@ def client_of(request: Request) -> str:
 def timeout_of(settings: Settings) -> float | None:
     """Seconds that a request may wait and generate; None is no limit."""
     return settings.engine.request_timeout_ms / 1000 or None
-
-
-def _entry(request: Request) -> dict[str, object]:
-    info: ModelInfo = engine_of(request).info
-    inputs = ["text"] if info.images is None else ["text", "image"]
-    return {
-        "id": model_id(request),
-        "object": "model",
-        "created": info.created_s,
-        "owned_by": "civetta",
-        "context_length": info.context_tokens,
-        "max_model_len": info.context_tokens,
-        "modalities": inputs,
-        "architecture": {"input_modalities": inputs, "output_modalities": ["text"]},
-        "meta": {
-            "n_ctx": info.context_tokens,
-            "n_vocab": info.vocab_size,
-            "n_params": info.parameters,
-            "format": info.format,
-            "device": info.device,
-            "dtype": info.dtype,
-        },
-    }

@@ -210,7 +210,7 @@ def _template(fields: ResponsesFields, server: ReasoningOptions) -> TemplateOpti
     return template_for(
         server,
         think=kwargs.enable_thinking,
-        effort=effort or kwargs.reasoning_effort,
+        effort=kwargs.reasoning_effort if effort is None else effort,
         keep=kwargs.preserve_thinking if keep is None else keep,
         add_vision_id=bool(kwargs.add_vision_id),
     )
