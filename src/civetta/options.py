@@ -230,6 +230,12 @@ class ReasoningOptions:
         "Keep the reasoning of earlier turns in the prompt.",
         choices=("auto", "on", "off"),
     )
+    thinking_budget: int = _setting(
+        -1,
+        "--thinking-budget N",
+        "Tokens of a thought; one that is longer is closed and answered. -1 is no limit.",
+        low=-1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,4 +104,14 @@ def test_bounds_are_inclusive():
 
 
 def test_every_parameter_has_a_range():
-    assert set(RANGES) == {entry.name for entry in fields(SamplingParams)}
+    others = {"logit_bias"}  # has bounds of its own, below
+    assert set(RANGES) | others == {entry.name for entry in fields(SamplingParams)}
+
+
+@pytest.mark.parametrize(
+    "bias", [((0, 101.0),), ((5, float("nan")),), tuple((i, 1.0) for i in range(1025))]
+)
+def test_biases_out_of_range_are_refused(bias):
+    with pytest.raises(RequestInvalid) as caught:
+        check_sampling(SamplingParams(logit_bias=bias))
+    assert caught.value.param == "logit_bias"

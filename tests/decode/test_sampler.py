@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from civetta.decode import sampler
 from civetta.decode.history import TokenHistory
+from civetta.decode.mask import TokenMask
 from civetta.decode.philox import gumbel
 from civetta.decode.sampler import (
     SampleRow,
@@ -316,3 +318,64 @@ def test_extreme_finite_logits():
     assert sampled.token_id == 1
     assert sampled.logprob is not None
     assert sampled.logprob.logprob == 0.0
+
+
+def test_biases_are_part_of_the_logits_but_not_of_log_probabilities():
+    logits_V = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
+    history = TokenHistory([0], repeat_last_n=64)
+    plain = SamplingParams(temperature=0, logprobs=1)
+    biased = replace(plain, logit_bias=((3, 3.5), (1, -100.0)))
+    row = SampleRow(params=biased, position=1, history=history)
+    sampled = sample_row(logits_V, row)
+    assert sampled.token_id == 3
+    unbiased = sample_row(logits_V, replace(row, params=plain)).logprob
+    assert sampled.logprob.top == unbiased.top == ((1, unbiased.logprob),)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_bias_equals_logits_that_were_so(temperature):
+    rng = np.random.default_rng(4)
+    history = TokenHistory([1, 2, 3], repeat_last_n=8)
+    for seed in range(40):
+        logits_V = rng.normal(0, 2, 30).astype(np.float32)
+        params = SamplingParams(
+            temperature=temperature, seed=seed, top_k=9, top_p=0.9, repeat_penalty=1.5
+        )
+        shifted_V = logits_V.copy()
+        shifted_V[[4, 7]] += np.float32([2.5, -1.25])
+        biased = replace(params, logit_bias=((4, 2.5), (7, -1.25)))
+        found = sample_row(logits_V, SampleRow(params=biased, position=3, history=history))
+        wanted = sample_row(shifted_V, SampleRow(params=params, position=3, history=history))
+        assert found.token_id == wanted.token_id
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_a_mask_leaves_only_what_it_allows(temperature):
+    rng = np.random.default_rng(9)
+    history = TokenHistory([1, 2, 3], repeat_last_n=8)
+    for seed in range(60):
+        logits_V = rng.normal(0, 3, 40).astype(np.float32)
+        allowed_V = rng.random(40) < 0.2
+        allowed_V[seed % 40] = True
+        params = SamplingParams(
+            temperature=temperature, seed=seed, top_k=seed % 7, top_p=0.8, min_p=0.1, min_keep=4,
+            repeat_penalty=1.4,
+        )  # fmt: skip
+        masks = [
+            TokenMask(allowed_V=allowed_V),
+            TokenMask(banned_N=np.flatnonzero(~allowed_V)),
+            TokenMask(only=int(np.flatnonzero(allowed_V)[0])),
+        ]
+        rows = [SampleRow(params=params, position=3, history=history, mask=m) for m in masks]
+        by_bits, by_ids, only = (sample_row(logits_V, row).token_id for row in rows)
+        assert by_bits == by_ids
+        assert allowed_V[by_bits]
+        assert only == masks[2].only
+        assert all(mask.allows(i) for mask, i in zip(masks, (by_bits, by_ids, only), strict=True))
+        low_V = np.where(allowed_V, logits_V, np.float32(-1e6))
+        plain = replace(params, repeat_penalty=1.0, min_keep=1)
+        row = SampleRow(params=plain, position=3, history=history)
+        assert (
+            sample_row(logits_V, replace(row, mask=masks[0])).token_id
+            == sample_row(low_V, row).token_id
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -74,6 +75,8 @@ class Bench:
         fixed=True,
         costs=((), ()),
         clock=time.monotonic,
+        cache=None,
+        pages=None,
     ):
         drafting = None
         if draft:
@@ -84,13 +87,17 @@ class Bench:
                 mode=mode, most=draft, head=head, fixed=fixed, launches=launches, steps=steps
             )
         return Engine(
-            TrunkModel(self.trunk, self.trunk.store(sessions=sessions, context_tokens=context)),
-            info(context),
+            TrunkModel(
+                self.trunk,
+                self.trunk.store(sessions=sessions, context_tokens=context, pages=pages),
+            ),
+            replace(info(context), vocab_size=self.vocab),
             tokenizer=self.loaded.tokenizer,
             template=self.loaded.template,
             options=EngineOptions(sessions=sessions),
             clock=clock,
             drafting=drafting,
+            cache=cache,
         )
 
 

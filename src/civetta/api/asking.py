@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from civetta.api.service import client_of, engine_of, timeout_of
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import server_overrides
-from civetta.engine.client import ChatClient, ReplyOptions
+from civetta.engine.client import ChatClient, ReplyOptions, thinking_budget
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -26,9 +26,15 @@ def client_for(request: Request) -> ChatClient:
 
 
 def options_for(request: Request, **asked: Any) -> ReplyOptions:
-    """The fields `asked` of `ReplyOptions`, with the limits and names of this HTTP request."""
+    """The fields `asked` of `ReplyOptions`, with the limits and names of this HTTP request.
+
+    A `thinking_budget` that is left out, or None, is the server's.
+    """
+    settings: Settings = request.app.state.settings
+    if asked.get("thinking_budget") is None:
+        asked["thinking_budget"] = thinking_budget(settings.reasoning)
     return ReplyOptions(
-        timeout_s=timeout_of(request.app.state.settings),
+        timeout_s=timeout_of(settings),
         request_id=request.state.request_id,
         client_id=client_of(request),
         **asked,

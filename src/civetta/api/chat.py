@@ -11,7 +11,7 @@ from civetta.api.accounting import server_timing, timings_payload, usage_payload
 from civetta.api.asking import client_for, options_for
 from civetta.api.chat_fields import ChatFields, conversation_of, template_options
 from civetta.api.delivery import Delivery, broken_off
-from civetta.api.fields import budget_of, sampling_of, stops_of
+from civetta.api.fields import bias_of, budget_of, sampling_of, stops_of
 from civetta.api.logprobs import chat_entry
 from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import event, ignored_header, read_request
@@ -66,6 +66,7 @@ def reply_options(fields: ChatFields, settings: Settings, request: Request) -> R
         template=template_options(fields, settings.reasoning),
         sampling=sampling_of(fields),
         logprobs=fields.logprob_count,
+        logit_bias=bias_of(fields.logit_bias),
         max_tokens=budget_of(
             settings.sampling.max_tokens,
             max_completion_tokens=fields.max_completion_tokens,
@@ -75,6 +76,7 @@ def reply_options(fields: ChatFields, settings: Settings, request: Request) -> R
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         tool_choice=fields.choice,
         answer_format=fields.answer_format,
+        thinking_budget=fields.budget,
         use_cache=fields.cache_prompt is not False,
     )
 

@@ -123,6 +123,7 @@ class ChatFields(SharedFields, kw_only=True):
     enable_thinking: bool | None = None
     preserve_thinking: bool | None = None
     thinking: ThinkingFields | None = None
+    thinking_budget: int | None = None
     chat_template_kwargs: TemplateFields | None = None
     return_progress: bool | None = None
     # Labels for the operator of a service; they never change a reply.
@@ -159,6 +160,15 @@ class ChatFields(SharedFields, kw_only=True):
                 refuse(name, "it is not supported; leave it out")
 
     @property
+    def budget(self) -> int | None:
+        """Tokens of thought at most; None where the request says nothing of it."""
+        inner = None if self.thinking is None else self.thinking.budget_tokens
+        budget: int | None = _agreed(
+            "the thinking budget", thinking_budget=self.thinking_budget, thinking=inner
+        )
+        return budget
+
+    @property
     def choice(self) -> ToolChoice:
         """Whether tools are called. Raises RequestInvalid."""
         return choice_of(self.tool_choice)
@@ -191,8 +201,6 @@ def conversation_of(
         for index, message in enumerate(fields.messages)
         if message.name is not None and message.role != "tool"
     ]
-    if fields.thinking is not None and fields.thinking.budget_tokens is not None:
-        unused.append("thinking.budget_tokens")
     images = ImageParts(allow_urls=allow_image_urls)
     messages = tuple(
         _message(message, f"messages[{index}]", images)

@@ -10,6 +10,7 @@ from civetta.api.accounting import server_timing, timings_payload, usage_payload
 from civetta.api.delivery import Delivery, broken_off
 from civetta.api.fields import (
     SharedFields,
+    bias_of,
     budget_of,
     logprobs_in_range,
     neutral,
@@ -171,6 +172,7 @@ async def _generate_request(
         server_overrides(settings.sampling),
         thinking=settings.reasoning.think != "off",
         logprobs=None if logprobs is None else logprobs_in_range("logprobs", logprobs),
+        logit_bias=bias_of(fields.logit_bias),
     )
     return GenerateRequest(
         request_id=request.state.request_id,

@@ -61,13 +61,12 @@ class SharedFields(SamplingFields, kw_only=True):
     cache_prompt: bool | None = None
     timings_per_token: bool | None = None
     n: int | None = None
-    logit_bias: dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
     user: str | None = None
 
     def check_neutral(self) -> None:
         """Refuse values of fields that civetta does not act on; raises RequestInvalid."""
         neutral("n", self.n, 1, "one choice a request is made")
-        neutral("logit_bias", self.logit_bias, {}, "token biases are not supported")
         neutral("timings_per_token", self.timings_per_token, False, "timings come at the end")
         if self.stream_options is not None and not self.stream:
             refuse("stream_options", "it goes with stream: true only; leave it out")
@@ -109,6 +108,23 @@ def sampling_of(fields: SamplingFields) -> SamplingOverrides:
             _check_range(name, value)
         values[name] = value
     return SamplingOverrides(**values)
+
+
+def bias_of(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """A `logit_bias` by token ids. Raises RequestInvalid for keys that are none, or name one twice.
+
+    Ranges of ids and values are the engine's to check.
+    """
+    found: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10) or int(key) in found:
+            raise RequestInvalid(
+                f"logit_bias has the key {key[:40]!r}: give each token id once, as a number in"
+                " quotes.",
+                param="logit_bias",
+            )
+        found[int(key)] = value
+    return tuple(found.items())
 
 
 def budget_of(default: int, **given: int | None) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import server_overrides
-from civetta.engine.client import ReplyOptions
+from civetta.engine.client import ReplyOptions, thinking_budget
 from civetta.engine.protocol import TokenEvent
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def reply_options(settings: Settings) -> ReplyOptions:
         template=template_of(settings.reasoning),
         sampling=server_overrides(settings.sampling),
         max_tokens=None if budget == -1 else budget,
+        thinking_budget=thinking_budget(settings.reasoning),
     )
 
 

@@ -169,7 +169,7 @@ def _draw_all(tasks: Sequence[DraftTask], logits_BV: Tensor) -> list[tuple[int, 
 def _draw(task: DraftTask, values_N: NDArray[np.float64], ids_N: NDArray[np.int64]) -> int:
     """Place of the token that the sampler's rule takes among the head's likeliest ones."""
     params = task.params
-    values_N = _penalized(values_N, ids_N, params, task.history)
+    values_N = _penalized(_biased(values_N, ids_N, params), ids_N, params, task.history)
     if params.temperature == 0:
         return int(np.argmax(values_N))
     kept = candidates(values_N, params)
@@ -180,6 +180,18 @@ def _draw(task: DraftTask, values_N: NDArray[np.float64], ids_N: NDArray[np.int6
         position=len(task.history),
     )
     return int(np.flatnonzero(ids_N == token_id)[0])
+
+
+def _biased(
+    values_N: NDArray[np.float64], ids_N: NDArray[np.int64], params: SamplingParams
+) -> NDArray[np.float64]:
+    """The biases of `sampler.apply_bias`, for the candidates alone."""
+    if not params.logit_bias:
+        return values_N
+    bias = dict(params.logit_bias)
+    bias_N = np.array([bias.get(i, 0.0) for i in ids_N.tolist()], np.float64)
+    biased_N: NDArray[np.float64] = values_N + bias_N
+    return biased_N
 
 
 def _penalized(

@@ -30,16 +30,19 @@ KEPT_GRAMMARS = 32
 
 
 class Matcher:
-    """A place in a grammar. One owner, one thread at a time."""
+    """A place in a grammar. One owner, one thread at a time.
 
-    __slots__ = ("_inner", "_vocab_size")
+    Of the `vocab_size` logits the first `n_tokens` belong to tokens, the others are padding.
+    """
 
-    def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
-        self._inner, self._vocab_size = inner, vocab_size
+    __slots__ = ("_inner", "_n_tokens", "_vocab_size")
+
+    def __init__(self, inner: LLMatcher, vocab_size: int, n_tokens: int) -> None:
+        self._inner, self._vocab_size, self._n_tokens = inner, vocab_size, n_tokens
 
     def copy(self) -> Matcher:
         """Another matcher at the same place."""
-        return Matcher(self._inner.deep_copy(), self._vocab_size)
+        return Matcher(self._inner.deep_copy(), self._vocab_size, self._n_tokens)
 
     def allowed(self) -> NDArray[np.bool_]:
         """Tokens that may come next: bool [V]; end tokens where the text may end.
@@ -56,6 +59,8 @@ class Matcher:
 
     def take(self, token_id: int) -> bool:
         """Go on by a token; False, and no step, when the grammar has no such token here."""
+        if token_id >= self._n_tokens:
+            return False
         taken = self._inner.try_consume_tokens([token_id]) == 1
         if not taken and self._inner.is_error():
             self._fail()
@@ -114,12 +119,12 @@ class Grammars:
         from llguidance import LLMatcher
 
         if self._engine_tokens is None:
-            self._engine_tokens = _engine_tokens(self._tokenizer, self._vocab_size)
+            self._engine_tokens = _engine_tokens(self._tokenizer)
         text = engine_text(grammar, param)
         inner = LLMatcher(self._engine_tokens, text, log_level=0, limits=work_limits())
         if inner.is_error():
             refuse(inner.get_error(), param)
-        matcher = Matcher(inner, self._vocab_size)
+        matcher = Matcher(inner, self._vocab_size, self._tokenizer.vocab_size)
         try:  # a first mask, to see that there is one, and to have its work done for all copies
             possible = bool(matcher.allowed().any())
         except ConstraintFailed:
@@ -147,11 +152,10 @@ class _EngineTokenizer:
         return self._tokenizer.encode(shown)
 
 
-def _engine_tokens(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+def _engine_tokens(tokenizer: Tokenizer) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(
         TokenizerWrapper(_EngineTokenizer(tokenizer)),
-        n_vocab=max(vocab_size, tokenizer.vocab_size),
         eos_token=sorted(tokenizer.eog_ids),
     )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from civetta.types import SamplingParams
 
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+BIAS_LIMIT = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,21 @@ def check_sampling(params: SamplingParams) -> None:
         if not _fits(value, limits):
             raise RequestInvalid(
                 f"{name} is {value!r}; give {_expects(limits)}, or leave it out.", param=name
+            )
+    _check_bias(params.logit_bias)
+
+
+def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    if len(bias) > MAX_BIASES:
+        raise RequestInvalid(
+            f"logit_bias has {len(bias)} tokens; give {MAX_BIASES} at most.", param="logit_bias"
+        )
+    for token_id, value in bias:
+        if not abs(value) <= BIAS_LIMIT:  # so that NaN is refused too
+            raise RequestInvalid(
+                f"logit_bias of token {token_id} is {value}; give a number from -{BIAS_LIMIT:g} to"
+                f" {BIAS_LIMIT:g}.",
+                param="logit_bias",
             )
 
 

@@ -39,6 +39,7 @@ def resolve(
     *,
     thinking: bool,
     logprobs: int | None = None,
+    logit_bias: tuple[tuple[int, float], ...] = (),
     draw_seed: Callable[[], int] = random_seed,
 ) -> SamplingParams:
     """Merge field by field: request, else server, else the preset of the effective thinking mode.
@@ -57,4 +58,4 @@ def resolve(
             values[name] = draw_seed()
         else:
             values[name] = getattr(preset, name)
-    return SamplingParams(**values, logprobs=logprobs)
+    return SamplingParams(**values, logprobs=logprobs, logit_bias=logit_bias)

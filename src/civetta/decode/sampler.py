@@ -4,13 +4,14 @@ Legend: V vocabulary · N candidates that are left.
 
 The order, and why it is this one:
 
-1. penalties      change what the model said, so they come before everything that reads it;
-2. the mask       what a grammar forbids is no candidate for anything that follows;
-3. temperature    before the filters, so that top-p and min-p cut the distribution that is sampled;
-4. top-k          cheapest cut first; later sums run over few candidates;
-5. top-p          over what top-k left, renormalised;
-6. min-p          relative to the best one, so it needs no renormalisation and can come last;
-7. the draw       argmax(logit / T + Gumbel noise) over what is left, which is a draw from the
+1. biases         are part of what the model says, so they come first;
+2. penalties      change what was said, so they come before everything that reads it;
+3. the mask       what a grammar forbids is no candidate for anything that follows;
+4. temperature    before the filters, so that top-p and min-p cut the distribution that is sampled;
+5. top-k          cheapest cut first; later sums run over few candidates;
+6. top-p          over what top-k left, renormalised;
+7. min-p          relative to the best one, so it needs no renormalisation and can come last;
+8. the draw       argmax(logit / T + Gumbel noise) over what is left, which is a draw from the
                   softmax of what is left (philox.gumbel).
 
 Temperature 0 is the argmax after the mask; no filter can remove the best candidate.
@@ -20,7 +21,7 @@ cut. The noise belongs to (seed, position, token id) alone: the token is a funct
 the parameters, the history and the seed, and a draft that draws with the same noise tends to agree.
 
 Arithmetic after the logits is float64. Log-probabilities are the log-softmax of the raw logits,
-before penalties, mask, temperature and filters: they tell what the model thinks, not what was allowed.
+before biases, penalties, mask and filters: they tell what the model thinks, not what was allowed.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
     Raises LogitsInvalid when a logit is NaN or infinite.
     """
     _require_finite(logits_V)
-    penalized_V = apply_penalties(logits_V, row.params, row.history)
+    biased_V = apply_bias(logits_V, row.params)
+    penalized_V = apply_penalties(biased_V, row.params, row.history)
     if row.mask is not None:
         penalized_V = row.mask.apply(penalized_V)
     if row.params.temperature == 0:
@@ -108,9 +110,17 @@ def sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
     )
 
 
-def apply_penalties(
-    logits_V: NDArray[np.float32], params: SamplingParams, history: TokenHistory
-) -> Floats:
+def apply_bias(logits_V: NDArray[np.float32], params: SamplingParams) -> Floats:
+    """Logits with the biases added in float64: a copy, or the logits when there are none."""
+    if not params.logit_bias:
+        return logits_V
+    biased_V = logits_V.astype(np.float64)
+    for token_id, bias in params.logit_bias:
+        biased_V[token_id] += bias
+    return biased_V
+
+
+def apply_penalties(logits_V: Floats, params: SamplingParams, history: TokenHistory) -> Floats:
     """Logits after repetition, then frequency and presence penalties; a copy if any is on.
 
     Repetition: once for each token of the window, positive logits are divided by the penalty and

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from civetta.chat.message import Conversation, ToolCall, ToolSpec
     from civetta.chat.reply import Delta
     from civetta.engine.protocol import EngineClient, Event, GenerationStream
+    from civetta.options import ReasoningOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class ReplyOptions:
     template: TemplateOptions = field(default_factory=TemplateOptions)
     sampling: SamplingOverrides = field(default_factory=SamplingOverrides)
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -60,6 +62,11 @@ class ReplyOptions:
     use_cache: bool = True
     request_id: str = ""
     client_id: str = ""
+
+
+def thinking_budget(server: ReasoningOptions) -> int | None:
+    """The budget that the reasoning flags stand for; None is no limit."""
+    return None if server.thinking_budget == -1 else server.thinking_budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +200,7 @@ class ChatClient:
                 self._server,
                 thinking=options.template.thinking,
                 logprobs=options.logprobs,
+                logit_bias=options.logit_bias,
             ),
             max_tokens=options.max_tokens,
             stop=options.stop,

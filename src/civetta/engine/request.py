@@ -71,6 +71,12 @@ def check_request(spec: GenerateRequest, *, vocab_size: int, context_tokens: int
             f" {vocab_size - 1}.",
             param="prompt",
         )
+    for token_id, _ in spec.sampling.logit_bias:
+        if not 0 <= token_id < vocab_size:
+            raise RequestInvalid(
+                f"logit_bias has the token id {token_id}; ids go from 0 to {vocab_size - 1}.",
+                param="logit_bias",
+            )
     _check_images(spec)
     if spec.max_tokens is not None and spec.max_tokens < 1:
         raise RequestInvalid(
