@@ -134,7 +134,7 @@ def test_other_spellings_of_off():
         ("seed", -2), ("repeat_penalty", 0), ("repeat_last_n", -2), ("frequency_penalty", 3),
         ("presence_penalty", -3), ("max_tokens", 0), ("max_tokens", -5), ("logprobs", 21),
         ("logprobs", -1), ("n", 2), ("best_of", 3), ("echo", True), ("suffix", "x"),
-        ("logit_bias", {"5": 1}), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 17),
+        ("logit_bias", {"x": 1}), ("stop", ""), ("stop", ["a", ""]), ("stop", ["x"] * 17),
         ("stop", "x" * 4097), ("stop", 5), ("stream_options", {"include_usage": True}),
         ("temprature", 1), ("stream", "yes"), ("timings_per_token", True),
     ],
