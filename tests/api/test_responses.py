@@ -347,6 +347,30 @@ def test_log_probabilities_belong_to_the_text():
     assert streamed["output"][1]["content"][0] == part
 
 
+def test_truncation_drops_the_oldest_turns_and_nothing_else():
+    turns = [
+        {"role": role, "content": f"{role} {n} " + "x" * 200}
+        for n in range(8)
+        for role in ("user", "assistant")
+    ]
+    last = {"role": "user", "content": "last"}
+    engine = FakeEngine("ok", context_tokens=1000)
+    body = {"input": [*turns, last], "instructions": "Stay."}
+    assert error_of(ask(engine, **body))["code"] == "context_length_exceeded"
+    reply = ask(engine, truncation="auto", **body)
+    assert reply.json()["truncation"] == "auto"
+    prompt = prompt_of(engine)
+    assert "Stay." in prompt
+    assert "last<|im_end|>" in prompt
+    kept = [n for n in range(8) if f"user {n} " in prompt]
+    assert kept == list(range(kept[0], 8))
+    assert kept == [n for n in range(8) if f"assistant {n} " in prompt]
+    one_more = [*turns[2 * kept[0] - 2 :], last]
+    assert ask(engine, **{**body, "input": one_more}).status_code == 400
+    alone = {"role": "user", "content": "x" * 2000}
+    assert ask(engine, truncation="auto", input=[*turns, alone]).status_code == 400
+
+
 def test_input_tokens_are_those_of_the_prompt():
     engine = FakeEngine("ok")
     body = {"instructions": "Be brief.", "tools": [WEATHER]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from civetta.api.asking import client_for, options_for, template_for
@@ -16,6 +17,7 @@ from civetta.api.responses.encoder import ResponsesEncoder
 from civetta.api.responses.fields import ResponsesFields
 from civetta.api.responses.output import OutputItems
 from civetta.api.responses.store import Stored
+from civetta.api.responses.truncation import generate_truncated
 from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import ignored_header, json_response, read_request
 from civetta.errors import RequestInvalid, ResponseNotFound
@@ -44,7 +46,11 @@ async def create(request: Request) -> Delivery[ReplyEvent]:
     store = _store_for(request, fields)
     asked = await _read(request, fields)
     options = _reply_options(request, fields, asked)
-    generation = await client_for(request).generate(asked.conversation, options)
+    client = client_for(request)
+    generate = client.generate
+    if fields.truncation == "auto":
+        generate = partial(generate_truncated, client)
+    generation = await generate(asked.conversation, options)
     response = new_response(
         fields,
         generation.request.sampling,

@@ -1,0 +1,193 @@
+"""The SDKs that people use, against `civetta serve` on the embedded model, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import anthropic
+import openai
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+GREEDY = {"temperature": 0}
+LONG = "You are careful, and you say what you know in a few words. " * 12
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Ulm", "Köln"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """The address of a running server, without /v1."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("HOST", "PORT")}
+    store = str(tmp_path_factory.mktemp("store"))
+    command = [sys.executable, "-m", "civetta", "serve", "-p", "0", "--store", store]
+    command += ["--threads", "1", "--api-key", "k"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            found = None
+            while found is None:
+                line = process.stderr.readline()
+                assert line, "the server did not start"
+                found = re.search(r"curl .*(http://[^/]+)/v1", line)
+            yield found[1]
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def claude(url):
+    with anthropic.Anthropic(base_url=url, api_key="k", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def gpt(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model(gpt):
+    return gpt.models.list().data[0].id
+
+
+def say(model, text, **more):
+    return {
+        "model": model,
+        "max_tokens": 600,
+        "messages": [{"role": "user", "content": text}],
+        "extra_body": GREEDY,
+        **more,
+    }
+
+
+def test_anthropic_answers_and_streams_the_same(claude, model):
+    asked = say(model, "What is 17+25?")
+    done = claude.messages.create(**asked)
+    assert [block.text for block in done.content] == ["42"]
+    assert done.stop_reason == "end_turn"
+    with claude.messages.stream(**asked) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == "42"
+    assert final.usage.output_tokens == done.usage.output_tokens
+    counted = claude.messages.count_tokens(model=model, messages=asked["messages"])
+    used = done.usage.input_tokens + done.usage.cache_read_input_tokens
+    assert counted.input_tokens == used
+
+
+def test_anthropic_thinks_within_its_budget(claude, model):
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    done = claude.messages.create(
+        **say(model, "What is 38+41?", thinking=thinking, max_tokens=2000)
+    )
+    assert [block.type for block in done.content] == ["thinking", "text"]
+    assert done.content[1].text.strip() == "79"
+    small = {"type": "enabled", "budget_tokens": 3}
+    cut = claude.messages.create(**say(model, "What is 38+41?", thinking=small, max_tokens=2000))
+    assert cut.usage.output_tokens_details.thinking_tokens < 12
+
+
+def test_case_24_anthropic_calls_what_it_must(claude, model):
+    tools = [{"name": "weather", "input_schema": SCHEMA}, {"name": "other", "input_schema": {}}]
+    asked = say(model, "Hi", tools=tools, tool_choice={"type": "tool", "name": "weather"})
+    done = claude.messages.create(**asked)
+    (call,) = [block for block in done.content if block.type == "tool_use"]
+    assert call.name == "weather"
+    assert set(call.input) == {"city", "days"}
+    assert isinstance(call.input["days"], int)
+    assert done.stop_reason == "tool_use"
+    with claude.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    assert [b.input for b in streamed.content if b.type == "tool_use"] == [call.input]
+
+
+def test_case_12_and_1_a_nonce_leaves_the_prefix_in_the_cache(claude, model):
+    def ask(nonce, *turns):
+        header = f"x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch={nonce};"
+        system = [{"type": "text", "text": header}, {"type": "text", "text": LONG}]
+        messages = [
+            {"role": role, "content": text}
+            for role, text in zip(("user", "assistant") * 9, turns, strict=False)
+        ]
+        return claude.messages.create(
+            model=model, max_tokens=20, system=system, messages=messages, extra_body=GREEDY
+        )
+
+    first = ask("36ee5", "What is 17+25?")
+    second = ask("91c0a", "What is 17+25?", first.content[0].text, "What is 60-14?")
+    before = first.usage.input_tokens + first.usage.cache_read_input_tokens
+    assert before > 100
+    assert second.usage.cache_read_input_tokens >= before - 1
+
+
+def test_openai_responses_answer_and_stream_the_same(gpt, model):
+    asked = {"model": model, "input": "What is 17+25?", "temperature": 0}
+    asked["reasoning"] = {"effort": "none"}
+    done = gpt.responses.create(**asked)
+    assert (done.output_text, done.status) == ("42", "completed")
+    with gpt.responses.stream(**asked) as stream:
+        kinds = [item.type for item in stream]
+        final = stream.get_final_response()
+    assert (final.output_text, kinds[-1]) == ("42", "response.completed")
+
+
+def test_openai_responses_go_on_from_a_kept_one_without_computing_it_again(gpt, model):
+    first = gpt.responses.create(
+        model=model, input=[{"role": "user", "content": LONG + "What is 17+25?"}], temperature=0
+    )
+    second = gpt.responses.create(
+        model=model, input="What is 60-14?", previous_response_id=first.id, temperature=0
+    )
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 1
+    assert gpt.responses.retrieve(second.id).output_text == second.output_text
+    gpt.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(second.id)
+
+
+def test_case_24_openai_responses_call_what_they_must(gpt, model):
+    tools = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
+    done = gpt.responses.create(
+        model=model,
+        input="Hi",
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_output_tokens=1500,
+    )
+    (call,) = [item for item in done.output if item.type == "function_call"]
+    arguments = json.loads(call.arguments)
+    assert set(arguments) == {"city", "days"}
+    assert isinstance(arguments["days"], int)
+
+
+def test_case_34_a_schema_binds_both(gpt, claude, model):
+    form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
+    done = gpt.responses.create(
+        model=model,
+        input="Weather of Ulm for 3 days?",
+        text={"format": form},
+        temperature=0,
+        max_output_tokens=1500,
+    )
+    assert set(json.loads(done.output_text)) == {"city", "days"}
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    message = claude.messages.create(
+        **say(model, "Weather of Ulm for 3 days?", output_config=config)
+    )
+    assert set(json.loads(message.content[-1].text)) == {"city", "days"}
