@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands and settings; `--check` says whether it is up to date."""
+"""Writes docs/cli.md and docs/http-fields.md from the program; `--check`: are they up to date?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import click
 from civetta.cli.main import COMMANDS, root
 from civetta.options import TOPICS, all_settings, settings_of
 
+sys.path.insert(0, str(Path(__file__).parent))
+import http_docs
+
 TARGET = Path(__file__).parents[1] / "docs" / "cli.md"
+HTTP_TARGET = TARGET.with_name("http-fields.md")
 HEAD = """\
 # Command line and configuration
 
@@ -67,15 +71,20 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or with --check compare it."""
-    text = render()
+    """Write the pages, or with --check compare them."""
+    pages = {TARGET: render(), HTTP_TARGET: http_docs.render()}
     if arguments == ["--check"]:
-        same = TARGET.exists() and TARGET.read_text(encoding="utf-8") == text
-        if not same:
-            print("docs/cli.md is out of date: run python scripts/docs.py", file=sys.stderr)
-        return 0 if same else 1
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(text, encoding="utf-8")
+        old = [
+            path
+            for path, text in pages.items()
+            if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
+        for path in old:
+            print(f"docs/{path.name} is out of date: run python scripts/docs.py", file=sys.stderr)
+        return 1 if old else 0
+    for path, text in pages.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

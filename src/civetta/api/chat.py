@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 async def chat_completions(request: Request) -> Delivery[ReplyEvent]:
-    """Generate; buffered or as server-sent events."""
+    """POST /v1/chat/completions: answer a conversation; whole or as server-sent events."""
     engine = engine_of(request)
     settings: Settings = request.app.state.settings
     fields, dropped = await read_request(request, ChatFields)

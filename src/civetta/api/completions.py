@@ -53,7 +53,7 @@ class CompletionFields(SharedFields, kw_only=True):
 
 
 async def completions(request: Request) -> Delivery[Event]:
-    """Generate; buffered or as server-sent events."""
+    """POST /v1/completions: go on from a prompt; whole or as server-sent events."""
     engine = engine_of(request)
     fields, dropped = await read_request(request, CompletionFields)
     fields.check()

@@ -92,7 +92,7 @@ NEUTRAL: dict[str, object] = {
 
 
 async def llama_completion(request: Request) -> Delivery[Event]:
-    """Generate; buffered or as server-sent events."""
+    """POST /completion: go on from a prompt, in llama.cpp's shapes; whole or as events."""
     engine = engine_of(request)
     fields, dropped = await read_request(request, LlamaFields)
     fields.check()

@@ -311,7 +311,7 @@ _NOTHING = EngineStats(
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics; all of the engine's are zero while the model loads."""
+    """GET /metrics: counters for Prometheus; the engine's are zero while the model loads."""
     engine: EngineClient | None = request.app.state.engine
     stats = _NOTHING if engine is None else engine.stats()
     lines = [*_engine_lines(stats), *_server_lines(request.app.state.traffic)]

@@ -99,11 +99,19 @@ def openapi(
     return whole
 
 
+def summary_of(endpoint: Endpoint) -> str:
+    """What it does in a sentence: the beginning of its handler's docstring."""
+    text = (inspect.getdoc(endpoint.handler) or "").split("\n\n")[0].replace("\n", " ")
+    if text.startswith(f"{endpoint.method} /"):
+        text = text.partition(": ")[2]
+    text = text.split(" Raises ")[0]
+    return text[:1].upper() + text[1:]
+
+
 def _operation(endpoint: Endpoint, path: str, refs: dict[str, Any]) -> dict[str, Any]:
-    text = inspect.getdoc(endpoint.handler) or ""
     operation: dict[str, Any] = {
         "operationId": _operation_id(endpoint, path),
-        "summary": text.split("\n\n", maxsplit=1)[0].replace("\n", " "),
+        "summary": summary_of(endpoint),
         "parameters": _parameters(endpoint, path),
         "responses": _responses(endpoint, refs),
     }

@@ -52,7 +52,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """GET /v1/models/{id}. Raises ModelNotFound for another id."""
+    """GET /v1/models/{id}: that model. Raises ModelNotFound for another id."""
     check_model(request, request.path_params["model_id"], param="model")
     return json_response(model_entry(model_id(request), engine_of(request).info))
 
