@@ -16,6 +16,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -72,6 +73,7 @@ def serving() -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = next(line for line in process.stderr if line.startswith("civetta serves"))
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # no pipe fills
             url = line.split(" at ")[1].split("/v1;")[0]
             with urllib.request.urlopen(f"{url}/health"):
                 yield url

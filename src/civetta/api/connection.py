@@ -6,6 +6,7 @@ end, more connections than there is room for.
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from civetta.errors import (
     RequestInvalid,
     TooManyRequests,
 )
+from civetta.log import log_event
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,6 +38,9 @@ HEADERS_S = 30
 """A request line and headers have to arrive within this."""
 CONNECTIONS_A_REQUEST, SPARE_CONNECTIONS = 4, 64
 """Connections kept: so many for each of --max-connections, and some; browsers open idle ones."""
+
+
+_log = logging.getLogger("civetta.api")
 
 
 class Connection(H11Protocol):
@@ -88,6 +93,7 @@ class Connection(H11Protocol):
                 )
             )
         else:
+            log_event(_log, logging.DEBUG, "bad_http", fault=type(fault).__name__)
             self._refuse(RequestInvalid("This is not an HTTP/1.1 request.", code="bad_http"))
 
     def _await_headers(self) -> None:
