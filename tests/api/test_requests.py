@@ -72,15 +72,6 @@ def test_cache_prompt_false_passes_the_cache(value, used):
     assert [asked.use_cache for asked in engine.requests] == [used, used]
 
 
-def test_health_fails_while_a_step_is_stalled():
-    engine = FakeEngine()
-    stats = engine.stats
-    engine.stats = lambda: dataclasses.replace(stats(), stalled_s=61.25)
-    response = request(app_of(engine), "GET", "/health")
-    assert response.status_code == 503
-    assert response.json() == {"status": "stalled", "stalled_s": 61.2}
-
-
 def test_usage_and_timings_tell_what_was_cached_and_why_not_more():
     usage = Usage(
         prompt_tokens=100,

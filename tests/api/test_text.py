@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,8 @@ def post(path, **body):
 def test_detokenize_undoes_tokenize(text):
     tokens = post("/tokenize", content=text, parse_special=False).json()["tokens"]
     assert tokens == ENGINE.tokenizer.encode(text, parse_special=False)
-    assert post("/detokenize", tokens=tokens).json() == {"content": text, "prompt": text}
+    back = unicodedata.normalize("NFC", text)  # as the model's tokenizer has it
+    assert post("/detokenize", tokens=tokens).json() == {"content": back, "prompt": back}
 
 
 def test_tokenize_in_both_spellings():
