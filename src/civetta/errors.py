@@ -33,6 +33,7 @@ CivettaError
 ├── RequestAborted             somebody ended the request by its id                   (HTTP 499)
 ├── RequestTimeout             --request-timeout-ms ran out                           (HTTP 504)
 ├── ListenError                the server cannot listen on its address                (exit 1)
+├── OutputFailed               a result cannot be written: full disk, closed stdout    (exit 1)
 ├── CacheUnusable              the folder of --cache-disk cannot be used               (exit 1)
 ├── StoreUnusable              the folder of --store cannot be used                   (exit 1)
 ├── DeviceError                the device is absent, lost or too small
@@ -45,6 +46,10 @@ CivettaError
 Each class has `code` (stable, for machines), `exit_code` (for commands) and `http_status`.
 A message says what happened, names the thing, and says what to do about it.
 """
+
+from __future__ import annotations
+
+from typing import Self
 
 
 class CivettaError(Exception):
@@ -293,6 +298,20 @@ class ListenError(CivettaError):
     """The server cannot listen on its address."""
 
     code = "cannot_listen"
+
+
+class OutputFailed(CivettaError):
+    """A result cannot be written where it should go."""
+
+    code = "output_failed"
+
+    @classmethod
+    def at(cls, place: str, error: OSError) -> Self:
+        """The error for `place`, a path or stream, that the system told by `error`."""
+        return cls(
+            f"Cannot write the result to {place}: {error.strerror}; make room or choose another"
+            " place."
+        )
 
 
 class CacheUnusable(CivettaError):

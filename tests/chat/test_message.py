@@ -74,7 +74,7 @@ def test_tool_arguments_are_parsed_in_order():
 def test_bad_tool_arguments_name_the_field(text):
     call = ToolCall(id="1", name="f", arguments=text)
     code, param = refused([USER, Message(role="assistant", tool_calls=(call,))])
-    assert (code, param) == ("invalid_messages", "messages.1.tool_calls.0.arguments")
+    assert (code, param) == ("invalid_messages", "messages[1].tool_calls[0].arguments")
 
 
 def test_parse_json_object_keeps_values():
@@ -105,19 +105,19 @@ def test_without_user_query_it_is_a_clean_refusal(messages):
     ],
 )
 def test_misplaced_things_are_refused_by_name(message, field):
-    assert refused([USER, message]) == ("invalid_messages", f"messages.1.{field}")
+    assert refused([USER, message]) == ("invalid_messages", f"messages[1].{field}")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a<b", "a>b", 'a"b', "a\\b", "é", "a\n", "x" * 65])
 def test_bad_tool_names_are_refused(name):
-    assert refused(tools=[ToolSpec(name=name)]) == ("invalid_tools", "tools.0.name")
+    assert refused(tools=[ToolSpec(name=name)]) == ("invalid_tools", "tools[0].name")
 
 
 def test_repeated_tools_and_odd_parameters_are_refused():
     twice = [ToolSpec(name="f"), ToolSpec(name="f")]
-    assert refused(tools=twice) == ("invalid_tools", "tools.1.name")
+    assert refused(tools=twice) == ("invalid_tools", "tools[1].name")
     listed = ToolSpec(name="f", parameters=[])
-    assert refused(tools=[listed]) == ("invalid_tools", "tools.0.parameters")
+    assert refused(tools=[listed]) == ("invalid_tools", "tools[0].parameters")
 
 
 def test_last_query_skips_tool_responses_and_sees_images():

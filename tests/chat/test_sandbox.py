@@ -5,7 +5,8 @@ import datetime
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from civetta.chat.sandbox import BoundedTemplate, TemplateLimits
+from civetta.chat.sandbox import BoundedTemplate
+from civetta.chat.sandbox_meter import TemplateLimits
 from civetta.errors import CheckpointMalformed, TemplateError
 
 MESSAGES = [
@@ -35,6 +36,14 @@ CONSTRUCTS = [
     "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
     "  {% if true %}\n  yes\n  {% endif %}\nend {{ undefined_name }}|{{ messages[0].nothing }}",
     "{% generation %}a{% set x = 1 %}b{% endgeneration %}{{ x is defined }}",
+    "{{ '%5.1f|%-4s|%%' % (2.25, 'a') }}{{ '{}-{x:>4}'.format(1, x='b') }}{{ '%s'|format('c') }}"
+    "{{ 'a,b'.split(',')|join('/') }}{{ [1, 2]|sum }}{{ messages|sum(attribute='n', start=0)"
+    " if false }}{{ [[1], [2]]|sum(start=[]) }}{{ 'a\nb'|indent(2) }}{{ 'x'.join(['1', '2']) }}"
+    "{{ [1, 2, 3]|batch(2, 0)|list }}{{ 'a-b'.replace('-', '+') }}{{ {'b': 1, 'a': 2}|dictsort }}",
+    "{% set x %}{% for m in messages %}{{ m.role }}{% endfor %}{% endset %}{{ x|upper }}"
+    "{% macro q() %}<{{ caller() }}>{% endmacro %}{% call q() %}in{% endcall %}"
+    "{% filter upper %}a{{ none }}{% endfilter %}{{ (1, 2) }}{{ {'k': [1]} }}{% set a, b = 1, 2 %}"
+    "{% for k, v in {'k': 1}.items() %}{{ k }}{{ v }}{% endfor %}{{ messages[0:2]|length }}",
     "{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|join(',') }}"
     "{{ messages[0].content.startswith('s') }}{{ '  a '|trim }}{{ messages is iterable }}",
 ]
@@ -46,7 +55,7 @@ def test_renders_as_transformers_does(source):
     assert BoundedTemplate(source).render({"messages": MESSAGES}) == theirs[0]
 
 
-LIMITS = TemplateLimits(output_chars=10_000, steps=10_000)
+LIMITS = TemplateLimits(output_chars=10_000, built_chars=100_000, steps=10_000, nodes=20_000)
 RUNAWAYS = [
     "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
     "{% for a in range(10**18) %}{% endfor %}",
@@ -61,6 +70,39 @@ RUNAWAYS = [
     "{% set n = namespace(t='x') %}{% for i in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
     "{% set n = namespace(t='x') %}{% for i in range(99) %}{% set n.t = (n.t ~ n.t)|trim %}"
     "{% endfor %}",
+    "{{ 'a'|center(10**10) }}",
+    "{{ 'a'.center(10**10) }}{{ 'a'.ljust(10**10) }}",
+    "{{ 'a'.zfill(10**10) }}",
+    "{{ ['a']|map('center', 10**10)|list }}",
+    "{% filter center(10**10) %}a{% endfilter %}",
+    "{% set x = 'a' * 5000 %}{{ x|replace('a', x) }}",
+    "{% set x = 'a' * 5000 %}{{ x.replace('a', x) }}",
+    "{% set x = 'a' * 5000 %}{{ x.join(x) }}",
+    "{% set x = 'a' * 5000 %}{{ [x, x, x]|join(x) }}",
+    "{{ ('a\n' * 1000)|indent(1000000) }}",
+    "{{ ('\t' * 1000).expandtabs(1000000) }}",
+    "{{ ('a' * 5000)|wordwrap(1, wrapstring='b' * 5000) }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ '%*d' % (10**10, 1) }}",
+    "{{ '%9999999999d'|format(1) }}",
+    "{{ '{:>9999999999}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 10**10) }}",
+    "{{ '{x:>9999999999}'.format_map({'x': 1}) }}",
+    "{{ [1]|batch(10**10, 0)|list }}",
+    "{{ [1]|slice(10**10)|list }}",
+    "{{ [1]|tojson(indent=10**10) }}",
+    "{{ [1, 1]|tojson(separators=('a' * 9999, 'b' * 9999)) }}",
+    "{{ lipsum(n=10**10) }}",
+    "{{ (5).to_bytes(10**10, 'big') }}",
+    "{{ ([[0] * 2000] * 2000)|sum(start=[])|length }}",
+    "{% set n = namespace(x=99) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}",
+    "{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = dict(a=n.x, b=n.x) %}"
+    "{% endfor %}",
+    "{% set n = namespace(x='a') %}{% for i in range(99) %}"
+    "{% set b %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = b %}{% endfor %}",
+    "{% for a in range(1000) %}{% set _ = __civetta_meter.spend(-10**6) %}"
+    "{% for b in range(9000) %}{% endfor %}{% endfor %}",
 ]
 
 
@@ -88,6 +130,32 @@ def test_runaway_templates_end_in_an_error(source):
 def test_escapes_and_faults_are_template_errors(source):
     with pytest.raises(TemplateError, match="chat template cannot render"):
         BoundedTemplate(source).render({"messages": list(MESSAGES)})
+
+
+def test_time_ends_what_is_made_of_small_steps():
+    slow = "{% set x = 'a' * 1000000 %}{% for i in range(900000) %}{% set y = x[1:] %}{% endfor %}"
+    with pytest.raises(TemplateError, match=r"more than 0\.1 seconds"):
+        BoundedTemplate(slow, limits=TemplateLimits(cpu_s=0.1)).render({})
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' * 10**12 }}", "{{ 'a'|center(10**12) }}"])
+def test_nothing_is_computed_when_a_template_is_compiled(source):
+    BoundedTemplate(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ 1|random }}", "random"),
+        ("{{ 1 }}" * 50_000, "350000 characters"),
+        ("{{ 9" + "9" * 100_000 + " }}", "4300 digits"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),
+        ("{% for a in b %}" * 30 + "{% endfor %}" * 30, "nested blocks"),
+    ],
+)
+def test_sources_that_cannot_be_compiled_are_refused(source, words):
+    with pytest.raises(CheckpointMalformed, match=words):
+        BoundedTemplate(source)
 
 
 def test_raise_exception_carries_its_sentence():

@@ -348,7 +348,16 @@ def test_templates_are_found_in_files(tmp_path):
     assert ChatTemplate.from_gguf({"tokenizer.chat_template": "g"}).source == "g"
 
 
-@pytest.mark.parametrize("content", ["{", "[]1", '{"chat_template": 3}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]1",
+        '{"chat_template": 3}',
+        "[" * 50_000,
+        '{"chat_template": [{"name": "default", "template": 3}]}',
+    ],
+)
 def test_broken_template_files_are_refused(tmp_path, content):
     (tmp_path / "chat_template.json").write_text(content)
     with pytest.raises(CheckpointMalformed, match="chat_template"):

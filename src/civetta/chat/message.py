@@ -139,11 +139,11 @@ def normalise(conversation: Conversation) -> Conversation:
     system: list[str] = []
     rest: list[Message] = []
     for index, message in enumerate(conversation.messages):
-        _check_message(message, f"messages.{index}")
+        _check_message(message, f"messages[{index}]")
         if message.role in ("system", "developer"):
             system.append(message.text.strip())
         else:
-            rest.append(_parse_calls(message, f"messages.{index}"))
+            rest.append(_parse_calls(message, f"messages[{index}]"))
     if last_query_index(rest) is None:
         _refuse(
             "The conversation has no user query: add a user message that is more than a tool"
@@ -221,7 +221,7 @@ def _parse_calls(message: Message, param: str) -> Message:
     calls = tuple(
         replace(
             call,
-            arguments=parse_json_object(call.arguments, f"{param}.tool_calls.{index}.arguments")
+            arguments=parse_json_object(call.arguments, f"{param}.tool_calls[{index}].arguments")
             if isinstance(call.arguments, str)
             else call.arguments,
         )
@@ -233,7 +233,7 @@ def _parse_calls(message: Message, param: str) -> Message:
 def _check_tools(tools: tuple[ToolSpec, ...]) -> None:
     seen: set[str] = set()
     for index, tool in enumerate(tools):
-        param = f"tools.{index}"
+        param = f"tools[{index}]"
         if not _is_tool_name(tool.name):
             _refuse(
                 f"{param}.name {tool.name!r} must be 1 to {TOOL_NAME_CHARS_MAX} printable ASCII"

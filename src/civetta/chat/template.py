@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from civetta.chat.builtin import BuiltinTemplate
 from civetta.chat.literal import choose_mark, marked, unmark
 from civetta.chat.message import ImagePart, TextPart, normalise
-from civetta.chat.sandbox import BoundedTemplate, TemplateLimits
+from civetta.chat.sandbox import BoundedTemplate
 from civetta.errors import CheckpointMalformed, RequestInvalid, TemplateError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from civetta.chat.message import Conversation, Message, ToolSpec
+    from civetta.chat.sandbox_meter import TemplateLimits
 
 EFFORTS = ("auto", "none", "minimal", "low", "medium", "high", "xhigh", "max")
 # The template knows three levels and refuses others (A.10, F-21), so each goes to its nearest one;
@@ -218,14 +219,15 @@ def _template_in(path: Path) -> str | None:
         return None
     try:
         document = json.loads(_read_text(path))
-    except ValueError as error:
-        raise CheckpointMalformed(f"{path} is not valid JSON: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointMalformed(
+            f"{path} is not valid JSON: {error}; download it again."
+        ) from error
     value = document.get("chat_template") if isinstance(document, dict) else None
     if isinstance(value, list):  # several templates by name
-        named = {
-            entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)
-        }
-        value = named.get("default")
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        default = [entry for entry in entries if entry.get("name") == "default"]
+        value = default[-1].get("template") if default else None
     if value is not None and not isinstance(value, str):
         raise CheckpointMalformed(f"chat_template in {path} is no text.")
     return value

@@ -8,9 +8,11 @@ file says, because the Hugging Face class of this model sets them too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from operator import index as whole
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
@@ -27,6 +29,10 @@ SPLIT_PATTERN = (
 # GGUF token types that matter here; 1 is an ordinary token
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _GGUF = "tokenizer.ggml."
+_ID = re.compile(r"[0-9]{1,9}")
+MAX_IDS = 1 << 22
+"""Ceiling on token ids, far above the model's 248,320: a table of them is made."""
+MAX_JSON_BYTES = 64_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +88,8 @@ def read_folder(folder: Path) -> Vocabulary:
         raise TokenizerError(
             f"{path} holds a BPE with byte fallback or word prefixes, not a byte-level one."
         )
-    vocab: dict[str, int] = model.get("vocab") or {}
-    merges = [_merge_pair(merge, path) for merge in model.get("merges") or ()]
+    vocab = _folder_vocab(model.get("vocab"), path)
+    merges = [_merge_pair(merge, path) for merge in _list(model, "merges", path)]
     added = _folder_added_tokens(document, config, path)
     size = max([*vocab.values(), *(token.id for token in added)], default=-1) + 1
     tokens: list[str | None] = [None] * size
@@ -92,9 +98,7 @@ def read_folder(folder: Path) -> Vocabulary:
     named = _named_tokens(config)
     ids = vocab | {token.text: token.id for token in added}
     ends = [ids[named["eos_token"]]] if named.get("eos_token") in ids else []
-    configured = generation.get("eos_token_id")
-    if configured is not None:
-        ends += configured if isinstance(configured, list) else [configured]
+    ends += _configured_ends(generation, size, folder)
     return Vocabulary(
         bpe=_build_bpe(vocab, merges, str(path), ignore_merges=bool(model.get("ignore_merges"))),
         tokens=_without_added(tokens, added),
@@ -116,9 +120,9 @@ def read_gguf(metadata: Mapping[str, object]) -> Vocabulary:
             f"The GGUF tokenizer is {kind!r} with pre-tokenizer {pre!r}; civetta reads 'gpt2' with"
             " 'qwen35' only. Use a file converted from the model this engine serves."
         )
-    tokens = list(_gguf_array(metadata, "tokens"))
+    tokens = _gguf_texts(metadata, "tokens")
     merges = [_merge_pair(merge, "GGUF") for merge in _gguf_array(metadata, "merges")]
-    types = [int(kind) for kind in _gguf_array(metadata, "token_type")]
+    types = _gguf_numbers(metadata, "token_type")
     if len(types) != len(tokens):
         raise TokenizerError(
             f"The GGUF file has {len(tokens)} tokens but {len(types)} token types; it is damaged."
@@ -145,18 +149,71 @@ def read_gguf(metadata: Mapping[str, object]) -> Vocabulary:
 
 def _read_json(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+        if len(raw) > MAX_JSON_BYTES:
+            raise TokenizerError(
+                f"{path} is larger than {MAX_JSON_BYTES} bytes; no model needs it."
+            )
+        value = json.loads(raw.decode("utf-8"))
     except FileNotFoundError as error:
         if absent is not None:
             return absent
         raise TokenizerError(
             f"{path} is missing; download the tokenizer files beside the weights."
         ) from error
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} cannot be read as JSON: {error}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(
+            f"{path} cannot be read as JSON: {error}; download the file again."
+        ) from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object.")
     return value
+
+
+def _list(holder: dict[str, Any], key: str, path: Path) -> list[Any]:
+    value = holder.get(key) or []
+    if not isinstance(value, list):
+        raise TokenizerError(f"{path}: {key!r} is no list; download the file again.")
+    return value
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_IDS
+
+
+def _folder_vocab(value: object, path: Path) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} has no vocabulary; download the file again.")
+    for text, index in value.items():
+        if not _is_id(index):
+            raise TokenizerError(
+                f"{path} gives the token {text[:80]!r} the id {str(index)[:40]}, but ids are whole"
+                f" numbers from 0 to {MAX_IDS - 1}; download the file again."
+            )
+    if len(set(value.values())) != len(value):
+        owner: dict[int, str] = {}
+        for text, index in value.items():
+            if owner.setdefault(index, text) != text:
+                raise TokenizerError(
+                    f"{path} gives the tokens {owner[index]!r} and {text!r} the same id {index};"
+                    " download the file again."
+                )
+    return value
+
+
+def _configured_ends(generation: dict[str, Any], size: int, folder: Path) -> list[int]:
+    configured = generation.get("eos_token_id")
+    if configured is None:
+        return []
+    ends = configured if isinstance(configured, list) else [configured]
+    for end in ends:
+        if not _is_id(end) or end >= size:
+            raise TokenizerError(
+                f"{folder / 'generation_config.json'}: eos_token_id has {str(end)[:40]}, which is"
+                f" no id from 0 to {size - 1}; download the file again."
+            )
+    return ends
 
 
 def _merge_pair(merge: object, source: Path | str) -> tuple[str, str]:
@@ -199,17 +256,22 @@ def _folder_added_tokens(
     document: dict[str, Any], config: dict[str, Any], path: Path
 ) -> tuple[AddedToken, ...]:
     # tokenizer_config.json may name tokens that tokenizer.json lacks; where both speak they agree
-    entries = list(document.get("added_tokens") or ())
-    for key, entry in (config.get("added_tokens_decoder") or {}).items():
+    entries = list(_list(document, "added_tokens", path))
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise TokenizerError(
+            f"{path.with_name('tokenizer_config.json')}: added_tokens_decoder is no object."
+        )
+    for key, entry in decoder.items():
         entries.append(
-            {**entry, "id": int(key)} if isinstance(entry, dict) and key.isdigit() else entry
+            {**entry, "id": int(key)} if isinstance(entry, dict) and _ID.fullmatch(key) else entry
         )
     added: dict[str, AddedToken] = {}
     for entry in entries:
         text, index = (
             (entry.get("content"), entry.get("id")) if isinstance(entry, dict) else ("", -1)
         )
-        if not isinstance(text, str) or not text or not isinstance(index, int) or index < 0:
+        if not isinstance(text, str) or not text or not _is_id(index):
             raise TokenizerError(f"{path} has an added token without text or id: {entry!r}.")
         if entry.get("lstrip") or entry.get("rstrip") or entry.get("single_word"):
             raise TokenizerError(
@@ -243,6 +305,22 @@ def _gguf_array(metadata: Mapping[str, object], name: str) -> Sequence[Any]:
         )
     assert isinstance(value, Iterable)
     return value  # type: ignore[return-value]  # a list, numpy vector or lazy string array
+
+
+def _gguf_texts(metadata: Mapping[str, object], name: str) -> list[str]:
+    texts = list(_gguf_array(metadata, name))
+    if not all(isinstance(text, str) for text in texts):
+        raise TokenizerError(f"{_GGUF}{name} in the GGUF metadata is no array of texts.")
+    return texts
+
+
+def _gguf_numbers(metadata: Mapping[str, object], name: str) -> list[int]:
+    try:
+        return [whole(number) for number in _gguf_array(metadata, name)]
+    except TypeError as error:
+        raise TokenizerError(
+            f"{_GGUF}{name} in the GGUF metadata is no array of whole numbers."
+        ) from error
 
 
 def _gguf_named_tokens(

@@ -38,7 +38,7 @@ DEFAULT_ALIGNMENT = 32
 # Ceilings far above any real file (1224 tensors, about 60 keys, 248,320 tokens and 247,587 merges).
 MAX_TENSORS = 65_536
 MAX_KEYS = 65_536
-MAX_NAME_BYTES = 65_535
+MAX_NAME_BYTES = 1024  # names end up in messages
 MAX_STRING_BYTES = 1 << 26
 MAX_STRING_ARRAY_BYTES = 1 << 28
 MAX_ARRAY_ITEMS = 1 << 22  # in all arrays of a header together

@@ -8,6 +8,7 @@ Ctrl+C, 141 for a closed pipe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from civetta import __version__
-from civetta.errors import CivettaError, UsageError
+from civetta.errors import CivettaError, OutputFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_WRITE_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,30 @@ def root(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its status."""
-    sys.exit(run(sys.argv[1:]))
+    try:
+        open_standard_streams()
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # before or after a command; within one `run` takes it
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def open_standard_streams() -> None:
+    """Give stdin, stdout and stderr a place when the process was started without.
+
+    Else the next file that is opened takes their number. Reading finds nothing; writing results to
+    a closed stdout fails, as it should, and messages to a closed stderr are lost.
+    """
+    for fd, name, mode, flags in (
+        (0, "stdin", "r", os.O_RDONLY),
+        (1, "stdout", "w", os.O_RDONLY),
+        (2, "stderr", "w", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, flags)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -106,6 +131,9 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         _abandon_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # of the flush
+        _abandon_stdout()
+        return _tell(OutputFailed.at("stdout", error))
     return status
 
 
@@ -124,10 +152,19 @@ def _invoke(arguments: Sequence[str]) -> int:
         return _tell(error)
     except BrokenPipeError:
         raise
+    except OSError as error:
+        if error.filename is not None or error.errno not in _WRITE_FAULTS:
+            return _tell_fault(error)
+        _abandon_stdout()
+        return _tell(OutputFailed.at("stdout", error))
     except Exception as error:  # noqa: BLE001 - the root of the process: tells, then ends it
-        fault = f"{type(error).__name__}: {error}. This is a fault of civetta; --debug shows where."
-        _say("internal", fault)
-        return EXIT_INTERNAL
+        return _tell_fault(error)
+
+
+def _tell_fault(error: Exception) -> int:
+    fault = f"{type(error).__name__}: {error}. This is a fault of civetta; --debug shows where."
+    _say("internal", fault)
+    return EXIT_INTERNAL
 
 
 def _tell(error: CivettaError) -> int:
@@ -136,7 +173,7 @@ def _tell(error: CivettaError) -> int:
 
 
 def _say(code: str, message: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         print(f"civetta: error[{code}]: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 

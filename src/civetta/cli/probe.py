@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from civetta.cli.inputs import read_text
 from civetta.cli.options import settings_command
-from civetta.errors import ContextOverflow, UsageError
+from civetta.errors import ContextOverflow, OutputFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,28 +52,34 @@ def probe(
 ) -> int:
     """Print one JSON object: rows, vocab, tokens, sha256, prefill_s, decode_s."""
     if (prompt_file is None) == (tokens is None):
-        raise UsageError("give the prompt either as --prompt-file TEXT or as --tokens FILE")
+        raise UsageError("give the prompt either as --prompt-file TEXT or as --tokens FILE.")
     if decode_file is not None and decode_tokens is not None:
-        raise UsageError("give either --decode-file or --decode-tokens, not both")
+        raise UsageError("give either --decode-file or --decode-tokens, not both.")
     if not 1 <= batch <= 1 << 20:
-        raise UsageError(f"--batch must be from 1 to 1048576, not {batch}")
+        raise UsageError(f"--batch must be from 1 to 1048576, not {batch}.")
     from civetta.engine.load import load_trunk_only
 
     loaded = load_trunk_only(settings)
     vocab = loaded.trunk.config.vocab
     prompt = _ids(prompt_file, tokens, loaded.tokenizer, vocab)
     if not prompt:
-        raise UsageError("the prompt has no tokens; give at least one")
+        raise UsageError("the prompt has no tokens; give at least one.")
     decode = _ids(decode_file, decode_tokens, loaded.tokenizer, vocab)
     if len(prompt) + len(decode) > loaded.context_tokens:
         raise ContextOverflow(len(prompt), loaded.context_tokens, len(decode))
     out: AbstractContextManager[BinaryIO | None] = (
         nullcontext() if dump is None else _open(Path(dump))
     )
-    with out as file:
-        run = _Run(loaded.trunk, len(prompt) + len(decode), file)
-        run.prefill(prompt, batch, all_logits=all_logits)
-        run.decode(decode)
+    run = _Run(loaded.trunk, len(prompt) + len(decode))
+    try:
+        with out as file:
+            run.begin(file)
+            run.prefill(prompt, batch, all_logits=all_logits)
+            run.decode(decode)
+    except OSError as error:
+        if dump is None or error.filename is not None:  # of another file
+            raise
+        raise OutputFailed.at(dump, error) from error
     click.echo(json.dumps(run.report(len(prompt) + len(decode))))
     return 0
 
@@ -80,12 +87,17 @@ def probe(
 class _Run:
     """One sequence through the trunk; rows are hashed and written as they come."""
 
-    def __init__(self, trunk: Trunk, tokens: int, file: BinaryIO | None) -> None:
-        self._trunk, self._file = trunk, file
+    def __init__(self, trunk: Trunk, tokens: int) -> None:
+        self._trunk = trunk
+        self._file: BinaryIO | None = None
         self._session = trunk.store(sessions=1, context_tokens=tokens).open()
         self._hash = hashlib.sha256()
         self._rows = 0
         self._prefill_s = self._decode_s = 0.0
+
+    def begin(self, file: BinaryIO | None) -> None:
+        """Where rows are written from now on; None writes none."""
+        self._file = file
 
     def prefill(self, ids: list[int], batch: int, *, all_logits: bool) -> None:
         """Chunks of `batch` tokens; only the last row unless all are wanted."""
@@ -144,7 +156,7 @@ def _ids(
     if text_file is None:
         return []
     if tokenizer is None:
-        raise UsageError("this model has no tokenizer; give token ids in a file")
+        raise UsageError("this model has no tokenizer; give token ids in a file.")
     ids = tokenizer.encode(_read(Path(text_file)))
     return [int(i) for i in ids]
 
@@ -154,7 +166,8 @@ def _read_ids(path: Path, vocab: int) -> list[int]:
     for number, word in enumerate(_read(path).split(), 1):
         if not word.isascii() or not word.isdigit() or len(word) > 12 or int(word) >= vocab:
             raise UsageError(
-                f"{path}: entry {number} is {word[:40]!r}, but must be a token id from 0 to {vocab - 1}"
+                f"{path}: entry {number} is {word[:40]!r}, but must be a token id from 0 to"
+                f" {vocab - 1}."
             )
         ids.append(int(word))
     return ids
@@ -162,15 +175,14 @@ def _read_ids(path: Path, vocab: int) -> list[int]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            return read_text(file, str(path))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _open(path: Path) -> BinaryIO:
     try:
         return path.open("wb")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

@@ -23,6 +23,7 @@ from civetta.cli.asking import (
     reply_options,
     trace_line,
 )
+from civetta.cli.inputs import read_text
 from civetta.cli.options import level_of, settings_command
 from civetta.engine.client import ChatClient, ReplyDelta, ReplyEnd
 from civetta.errors import UsageError
@@ -116,12 +117,12 @@ def _question(text: str | None, flag_text: str | None, file: str | None) -> str:
 
 def _read(path: str) -> str:
     try:
-        raw = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
-        return raw.decode("utf-8")
+        if path == STDIN:
+            return read_text(sys.stdin.buffer, "stdin")
+        with Path(path).open("rb") as file:
+            return read_text(file, path)
     except OSError as error:
         raise UsageError(f"Cannot read the prompt from {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The prompt in {path} is not UTF-8 text: {error.reason}.") from error
 
 
 def _prepare(
