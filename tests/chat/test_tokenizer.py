@@ -215,6 +215,26 @@ def test_a_real_gguf_file_gives_the_same_tokenizer(tmp_path, packed):
     assert loaded.eog_ids == packed.eog_ids
 
 
+LINES = st.text("a b\n \r\té.,'s1_中\u0301\u200d<A", max_size=60)
+
+
+@given(text=st.one_of(LINES, st.text(max_size=60)), piece=st.integers(1, 9))
+def test_a_long_text_in_pieces_has_the_same_ids(packed, text, piece):
+    whole = packed.encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("civetta.chat.tokenizer.PIECE_CHARS", piece)
+        assert packed.encode(text) == whole
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(packed, monkeypatch):
+    lengths = []
+    inner = packed._encode_piece
+    monkeypatch.setattr(packed, "_encode_piece", lambda t: lengths.append(len(t)) or inner(t))
+    packed.encode("some words and\n" * 20_000)
+    assert max(lengths) < 17_000
+    assert sum(lengths) == 15 * 20_000
+
+
 def test_lone_surrogates_are_refused(packed):
     with pytest.raises(RequestInvalid, match="surrogate"):
         packed.encode("a\ud800b")

@@ -20,6 +20,11 @@ REPLY_MARKERS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
 
+PIECE_CHARS = 16_384
+"""The library holds the interpreter's lock while it encodes, so a long text goes to it in pieces."""
+# Between these characters every match of the split pattern ends, and nothing composes: the same ids.
+_PIECE_BORDER = re.compile(r"(?<=\n)(?=[^\W_])|(?<=[A-Za-z])(?= [A-Za-z])")
+
 
 class Tokenizer:
     """One model's tokenizer; immutable, safe to share between threads.
@@ -120,8 +125,16 @@ class Tokenizer:
         return token_id
 
     def _encode_plain(self, text: str) -> list[int]:
-        if not text:
-            return []
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            border = _PIECE_BORDER.search(text, start + PIECE_CHARS)
+            end = border.start() if border else len(text)
+            ids += self._encode_piece(text[start:end])
+            start = end
+        return ids
+
+    def _encode_piece(self, text: str) -> list[int]:
         try:
             return self._bpe.encode(text, add_special_tokens=False).ids
         except TypeError as error:  # what the library says to text that is no Unicode
