@@ -17,6 +17,7 @@ from civetta.engine.protocol import (
     GenerateRequest,
     ModelInfo,
     Progress,
+    PromptLogprobs,
     RequestView,
     Started,
     TokenEvent,
@@ -75,7 +76,7 @@ class FakeEngine:
         self.finished: list[Finished] = []
         self.ended = threading.Semaphore(0)
         self.closed = False
-        self._cancelled: dict[str, threading.Event] = {}
+        self._cancelled: dict[str, list[threading.Event]] = {}  # one a choice
         self._aborted: set[str] = set()
 
     @property
@@ -106,7 +107,7 @@ class FakeEngine:
             raise ContextOverflow(len(request.prompt_ids), self._context_tokens, request.max_tokens)
         self.requests.append(request)
         outbox, cancelled = Outbox(max_unread=1 << 20), threading.Event()
-        self._cancelled[request.request_id] = cancelled
+        self._cancelled.setdefault(request.request_id, []).append(cancelled)
         run = threading.Thread(target=self._run, args=(request, outbox, cancelled), daemon=True)
         run.start()
         return OutboxStream(outbox, cancelled.set)
@@ -115,7 +116,8 @@ class FakeEngine:
         if request_id not in self._cancelled:
             return False
         self._aborted.add(request_id)
-        self._cancelled[request_id].set()
+        for cancelled in self._cancelled[request_id]:
+            cancelled.set()
         return True
 
     def views(self) -> tuple[RequestView, ...]:
@@ -137,7 +139,7 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
-        for cancelled in list(self._cancelled.values()):
+        for cancelled in [event for events in self._cancelled.values() for event in events]:
             cancelled.set()
 
     def _run(self, request: GenerateRequest, outbox: Outbox, cancelled: threading.Event) -> None:
@@ -147,7 +149,7 @@ class FakeEngine:
         except CivettaError as error:
             outbox.fail(error)
         finally:
-            del self._cancelled[request.request_id]
+            self._cancelled.pop(request.request_id, None)
             self.ended.release()
 
     def _cause(self, request: GenerateRequest, usage: Usage) -> CancelCause:
@@ -160,10 +162,17 @@ class FakeEngine:
         prompt_tokens = len(request.prompt_ids)
         outbox.put(Started(prompt_tokens=prompt_tokens, cached_tokens=self._cached_tokens))
         outbox.put(Progress(processed_tokens=prompt_tokens, prompt_tokens=prompt_tokens))
+        count = request.sampling.logprobs
+        if request.prompt_logprobs is not None and count is not None:
+            for part in (request.prompt_ids[1:3], request.prompt_ids[3:]):
+                found = tuple(_logprob(request, token_id) for token_id in part)
+                outbox.put(PromptLogprobs(logprobs=found))
         decoder = IncrementalDecoder(self.tokenizer)
         stops = StopMatcher(request.stop)
-        ids = self.tokenizer.encode(self._reply(request))
+        ids = self.tokenizer.encode(self._reply(request)) if request.max_tokens != 0 else []
         reason, count, started_s = FinishReason.STOP, 0, time.monotonic()
+        if request.max_tokens == 0:
+            reason = FinishReason.LENGTH
         for index, token_id in enumerate(ids):
             self._before_token(index)
             if cancelled.is_set():

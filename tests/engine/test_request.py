@@ -20,7 +20,7 @@ def check(spec, context_tokens=10):
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": [0, -1]}, "prompt", "-1 is not in the vocabulary"),
         ({"prompt": [0, VOCAB]}, "prompt", f"{VOCAB} is not in the vocabulary"),
-        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),
+        ({"prompt_logprobs": 21}, "logprobs", "from 0 to 20"),
         ({"max_tokens": -1}, "max_tokens", "max_tokens is -1"),
         ({"stop": ("a", "")}, "stop", "empty"),
         ({"timeout_s": 0.0}, "timeout", "more than 0"),

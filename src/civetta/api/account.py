@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from civetta.api.accounting import timings_payload
+from civetta.api.choices import Numbered
 from civetta.engine.protocol import Progress, Started
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Account:
 
     def see(self, item: Any) -> None:
         """Take note of an event of the generation, from the engine or the chat client."""
+        if isinstance(item, Numbered):
+            item = item.item
         usage = getattr(item, "usage", None)
         if usage is not None:
             self.usage = usage

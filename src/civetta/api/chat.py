@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from civetta.api.accounting import server_timing, timings_payload, usage_payload
 from civetta.api.asking import client_for, options_for
 from civetta.api.chat_fields import ChatFields, conversation_of, template_options
+from civetta.api.choices import Choices, ChoicesEncoder, check_choices
 from civetta.api.delivery import Delivery, broken_off
 from civetta.api.fields import bias_of, budget_of, sampling_of, stops_of
 from civetta.api.logprobs import chat_entry
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from civetta.chat.reply import Delta
     from civetta.engine.client import ReplyOptions
     from civetta.options import Settings
+    from civetta.types import Usage
 
 
-async def chat_completions(request: Request) -> Delivery[ReplyEvent]:
+async def chat_completions(request: Request) -> Delivery[Any]:
     """POST /v1/chat/completions: answer a conversation; whole or as server-sent events."""
     engine = engine_of(request)
     settings: Settings = request.app.state.settings
@@ -42,21 +44,33 @@ async def chat_completions(request: Request) -> Delivery[ReplyEvent]:
         fields, allow_image_urls=settings.server.allow_image_urls
     )
     options = reply_options(fields, settings, request)
-    client = client_for(request)
-    encoder = ChatEncoder(
-        model=model_id(request),
-        tokens=None if options.logprobs is None else engine.tokenizer,
-        include_usage=fields.wants_usage,
-        include_progress=bool(fields.return_progress),
-        timeout_s=options.timeout_s,
-    )
-    return Delivery(
-        await client.generate(conversation, options),
-        encoder,
-        stream=bool(fields.stream),
-        pace=request.app.state.pace,
-        headers=ignored_header(dropped + unused),
-    )
+    client, n = client_for(request), check_choices(fields.n)
+    ids = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": model_id(request),
+    }
+    encoders = [
+        ChatEncoder(
+            ids,
+            index=index,
+            tokens=None if options.logprobs is None else engine.tokenizer,
+            include_usage=n == 1 and fields.wants_usage,
+            include_progress=bool(fields.return_progress),
+            timeout_s=options.timeout_s,
+        )
+        for index in range(n)
+    ]
+    delivery: dict[str, Any] = {
+        "stream": bool(fields.stream),
+        "pace": request.app.state.pace,
+        "headers": ignored_header(dropped + unused),
+    }
+    if n == 1:
+        return Delivery(await client.generate(conversation, options), encoders[0], **delivery)
+    streams = await client.generate_choices(conversation, options, n)
+    encoder = ChoicesEncoder(encoders, per_prompt=n, include_usage=fields.wants_usage)
+    return Delivery(Choices(streams), encoder, **delivery)
 
 
 def reply_options(fields: ChatFields, settings: Settings, request: Request) -> ReplyOptions:
@@ -82,22 +96,22 @@ def reply_options(fields: ChatFields, settings: Settings, request: Request) -> R
 
 
 class ChatEncoder:
-    """Turns reply events into `chat.completion.chunk` objects, or one `chat.completion`."""
+    """Turns reply events of one choice into `chat.completion.chunk` objects or a `chat.completion`.
+
+    `ids`: id, created and model, which all choices of a request share.
+    """
 
     def __init__(
         self,
+        ids: dict[str, Any],
         *,
-        model: str,
+        index: int,
         tokens: TokenBytes | None,
         include_usage: bool,
         include_progress: bool,
         timeout_s: float | None,
     ) -> None:
-        self._ids = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": model,
-        }
+        self._ids, self._index = ids, index
         self._tokens = tokens
         self._include_usage = include_usage
         self._include_progress = include_progress
@@ -127,7 +141,12 @@ class ChatEncoder:
         elif isinstance(item, ReplyEnd):
             self._finish(item)
 
-    def body(self) -> object:
+    @property
+    def usage(self) -> Usage | None:
+        """What the choice took; None before its end."""
+        return None if self._end is None else self._end.usage
+
+    def body(self) -> dict[str, Any]:
         """The whole `chat.completion` object."""
         end = self._end
         assert end is not None, "a reply ends with ReplyEnd"
@@ -138,7 +157,7 @@ class ChatEncoder:
             message["content"] = end.content or None
             message["tool_calls"] = [_tool_call(call) for call in end.tool_calls]
         choice = {
-            "index": 0,
+            "index": self._index,
             "message": message,
             "logprobs": None if self._tokens is None else {"content": self._logprobs},
             "finish_reason": end.finish_reason.value,
@@ -170,16 +189,16 @@ class ChatEncoder:
     def _last(self, end: ReplyEnd) -> bytes:
         timings = timings_payload(end.usage)
         frames = self._chunk({}, reason=end.finish_reason.value, timings=timings)
-        if self._include_usage:
-            frames += event(
-                {
-                    **self._ids,
-                    "object": "chat.completion.chunk",
-                    "choices": [],
-                    "usage": usage_payload(end.usage),
-                }
-            )
-        return frames
+        return frames + event(self.usage_chunk(end.usage)) if self._include_usage else frames
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The chunk that ends a stream with its usage."""
+        return {
+            **self._ids,
+            "object": "chat.completion.chunk",
+            "choices": [],
+            "usage": usage_payload(usage),
+        }
 
     def _progress(self, item: Progress) -> bytes:
         progress = {
@@ -193,7 +212,12 @@ class ChatEncoder:
     def _chunk(
         self, delta: dict[str, Any], *, reason: str | None = None, logprobs: Any = None, **more: Any
     ) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        choice = {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
         return event({**self._ids, "object": "chat.completion.chunk", "choices": [choice], **more})
 
     def _entries(self, item: ReplyDelta) -> list[dict[str, Any]]:

@@ -66,7 +66,6 @@ class SharedFields(SamplingFields, kw_only=True):
 
     def check_neutral(self) -> None:
         """Refuse values of fields that civetta does not act on; raises RequestInvalid."""
-        neutral("n", self.n, 1, "one choice a request is made")
         neutral("timings_per_token", self.timings_per_token, False, "timings come at the end")
         if self.stream_options is not None and not self.stream:
             refuse("stream_options", "it goes with stream: true only; leave it out")

@@ -24,7 +24,7 @@ from civetta.api.prompt_ids import mixed_prompt_ids
 from civetta.api.service import check_model, client_of, engine_of, model_id, timeout_of
 from civetta.api.wire import event, ignored_header, read_request
 from civetta.decode.presets import resolve, server_overrides
-from civetta.engine.protocol import Event, Finished, GenerateRequest, Started, TokenEvent
+from civetta.engine.protocol import Event, Finished, GenerateRequest, Progress, TokenEvent
 from civetta.types import FinishReason
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class LlamaEncoder:
         if isinstance(item, Finished):
             self._finish(item)
             return event({**self._whole(), "content": item.text, "tokens": self._ids})
-        if isinstance(item, Started) or not self._fields.return_progress:
+        if not isinstance(item, Progress) or not self._fields.return_progress:
             return b""
         return self._partial("", [], prompt_progress=self._timings.progress(item))
 

@@ -38,9 +38,15 @@ class LegacyLogprobs:
 
     def add(self, logprob: TokenLogprob, text_offset: int) -> None:
         """Append one token; `text_offset` is where its text starts, in characters of the reply."""
-        named = {_spelled(self._tokens.token_bytes(key)): value for key, value in logprob.top}
-        self._lists["tokens"].append(_spelled(self._tokens.token_bytes(logprob.token_id)))
-        self._lists["token_logprobs"].append(logprob.logprob)
+        self.add_token(logprob.token_id, logprob, text_offset)
+
+    def add_token(self, token_id: int, logprob: TokenLogprob | None, text_offset: int) -> None:
+        """The same for a token that may have no probability, as the first of a prompt."""
+        named = None
+        if logprob is not None:
+            named = {_spelled(self._tokens.token_bytes(key)): value for key, value in logprob.top}
+        self._lists["tokens"].append(_spelled(self._tokens.token_bytes(token_id)))
+        self._lists["token_logprobs"].append(None if logprob is None else logprob.logprob)
         self._lists["top_logprobs"].append(named)
         self._lists["text_offset"].append(text_offset)
 

@@ -21,10 +21,28 @@ async def prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tuple[int
         return tuple(await asyncio.to_thread(engine.tokenizer.encode, prompt))
     if not all(map(_is_id, prompt)):
         raise RequestInvalid(
-            "prompt has to be one text or one list of token ids: send one request a prompt.",
+            "prompt has to be texts or lists of token ids, one or several.",
             param="prompt",
         )
     return tuple(prompt)
+
+
+async def several_prompt_ids(
+    engine: EngineClient, prompt: str | list[Any]
+) -> list[tuple[int, ...]]:
+    """Ids of one prompt or of several, each a text or a list of ids.
+
+    Raises RequestInvalid for anything else.
+    """
+    several = isinstance(prompt, list) and any(isinstance(item, (str, list)) for item in prompt)
+    if not several:
+        return [await prompt_ids(engine, prompt)]
+    for item in prompt:
+        if not isinstance(item, str) and not (isinstance(item, list) and all(map(_is_id, item))):
+            raise RequestInvalid(
+                "prompt has to be texts or lists of token ids, one or several.", param="prompt"
+            )
+    return [await prompt_ids(engine, item) for item in prompt]
 
 
 async def mixed_prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ def sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
 
     Raises LogitsInvalid when a logit is NaN or infinite.
     """
-    _require_finite(logits_V)
+    require_finite(logits_V)
     biased_V = apply_bias(logits_V, row.params)
     penalized_V = apply_penalties(biased_V, row.params, row.history)
     if row.mask is not None:
@@ -180,6 +180,8 @@ def best_ids(values_V: Floats, n: int) -> Ids:
     size = values_V.shape[0]
     if n == 0:
         return np.empty(0, dtype=np.int64)
+    if n == 1:
+        return np.array([np.argmax(values_V)], dtype=np.int64)  # the first of equals
     if n >= size:
         return np.argsort(-values_V, kind="stable").astype(np.int64)
     bar = np.partition(values_V, size - n)[size - n]
@@ -231,7 +233,8 @@ def _scale(values_N: Floats, peak: float, temperature: float) -> NDArray[np.floa
     return result
 
 
-def _require_finite(logits_V: NDArray[np.float32]) -> None:
+def require_finite(logits_V: NDArray[np.float32]) -> None:
+    """Raise LogitsInvalid when a logit is NaN or infinite."""
     finite_V = np.isfinite(logits_V)
     if not finite_V.all():
         bad = np.flatnonzero(~finite_V)

@@ -65,7 +65,7 @@ class Admission:
             session.attach(job.spans)
         job.request.leave_queue(now_s=self._clock())
         self._roster.admitted(job)
-        if spec.use_cache:
+        if job.request.uses_cache:
             point = self._cache.find(job.request.sequence_ids, job.images)
         else:
             point = RestorePoint(cached_tokens=0, miss=MissReason.DISABLED)

@@ -16,7 +16,14 @@ from civetta.chat.reply import ContentDelta, Reply, ReplyParser, assemble
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import resolve
 from civetta.engine.constraining import constraint_of
-from civetta.engine.protocol import Finished, GenerateRequest, Progress, Started, TokenEvent
+from civetta.engine.protocol import (
+    Finished,
+    GenerateRequest,
+    Progress,
+    PromptLogprobs,
+    Started,
+    TokenEvent,
+)
 from civetta.types import (
     CancelCause,
     FinishReason,
@@ -26,7 +33,7 @@ from civetta.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from civetta.chat.answer_format import AnswerFormat, ToolChoice
     from civetta.chat.message import Conversation, ToolCall, ToolSpec
@@ -62,6 +69,28 @@ class ReplyOptions:
     use_cache: bool = True
     request_id: str = ""
     client_id: str = ""
+
+
+def choices_of(request: GenerateRequest, n: int) -> list[GenerateRequest]:
+    """n requests for one prompt: choice i is the reply to the same request with the seed plus i."""
+    seed = request.sampling.seed
+    return [
+        replace(request, sampling=replace(request.sampling, seed=(seed + i) % 2**64))
+        for i in range(n)
+    ]
+
+
+def submit_all(engine: EngineClient, requests: Sequence[GenerateRequest]) -> list[GenerationStream]:
+    """Queue all of them, or none: raises what `EngineClient.submit` raises."""
+    streams: list[GenerationStream] = []
+    try:
+        for request in requests:
+            streams.append(engine.submit(request))
+    except BaseException:
+        for stream in streams:
+            stream.cancel()
+        raise
+    return streams
 
 
 def thinking_budget(server: ReasoningOptions) -> int | None:
@@ -143,6 +172,23 @@ class ChatClient:
     ) -> ReplyStream:
         """Queue a reply from a plain thread; raises as `generate` does."""
         return self.submit(self.prepare(conversation, options))
+
+    async def generate_choices(
+        self, conversation: Conversation, options: ReplyOptions, n: int
+    ) -> list[ReplyStream]:
+        """Queue n replies to one prompt, whose seeds follow each other; raises as `generate` does."""
+        return await asyncio.to_thread(self._generate_choices, conversation, options, n)
+
+    def _generate_choices(
+        self, conversation: Conversation, options: ReplyOptions, n: int
+    ) -> list[ReplyStream]:
+        prepared = self.prepare(conversation, options)
+        asked = choices_of(prepared.request, n)
+        streams = submit_all(self._engine, asked)
+        return [
+            ReplyStream(stream, replace(prepared, request=request))
+            for stream, request in zip(streams, asked, strict=True)
+        ]
 
     def prepare(
         self, conversation: Conversation, options: ReplyOptions | None = None
@@ -290,7 +336,7 @@ class _ReplyReader:
             if deltas:
                 yield ReplyDelta(deltas=deltas)
             yield self._end(event)
-        else:
+        elif not isinstance(event, PromptLogprobs):
             yield event
 
     def _push(self, text: str) -> tuple[Delta, ...]:

@@ -140,11 +140,11 @@ class StepLoop:
         return job.request, job.outbox
 
     def abort(self, request_id: str) -> bool:
-        """Call off the request of that id; False when none waits or runs."""
-        job = self._roster.find(request_id)
-        if job is not None:
+        """Call off the requests of that id; False when none waits or runs."""
+        jobs = self._roster.find(request_id)
+        for job in jobs:
             job.request.cancel(CancelCause.ABORTED)
-        return job is not None
+        return bool(jobs)
 
     def stop(self) -> None:
         """Let `run` end after the present step; what runs or waits is broken off then."""

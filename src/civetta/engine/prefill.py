@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from civetta.engine.tally import Tally
 
 
+SCORED_ROWS = 64
+"""Prompt tokens a launch of a request that wants their log-probabilities: each is a row of logits."""
+
+
 class Prefill:
     """Computes prompts, and the first token of those that are complete."""
 
@@ -65,6 +69,7 @@ class Prefill:
                 for part in parts
                 if (n_left := left[part.job.key][1] - len(part.ids))
                 and part.job.request.state is RequestState.PREFILLING
+                and part.rows != "all"  # its rows cost more than its tokens: a launch a step
             }
 
     def _encoded(self, chunks: Sequence[tuple[Job, int]]) -> list[tuple[Job, int]]:
@@ -80,6 +85,8 @@ class Prefill:
         if not self._launcher.reserve(job, n_tokens):
             return
         request, here = job.request, job.live.position
+        if request.scores:
+            n_tokens = min(n_tokens, SCORED_ROWS)
         size = _up_to(job.next_stop(after=here), here, n_tokens)
         # What is left of this step comes next, or a step as long as this one.
         coming = min(n_tokens - size or n_tokens, request.prompt_left - size)
@@ -90,7 +97,7 @@ class Prefill:
                 job=job,
                 ids=ids[:size],
                 next_ids=ids[size:],
-                rows="last" if size == request.prompt_left else "none",
+                rows="all" if request.scores else "last" if size == request.prompt_left else "none",
                 images=self._images.rows(job, size),
             )
         )
@@ -98,7 +105,7 @@ class Prefill:
     def _launch(self, group: Sequence[Part]) -> None:
         began_s = self._clock()
         for part in group:
-            if part.rows == "last":
+            if len(part.ids) == part.job.request.prompt_left:
                 self._replies.expect(part.job)
         logits = self._launcher.run(group)
         self._tally.prefilled(sum(len(part.ids) for part in group), self._clock() - began_s)
@@ -107,6 +114,8 @@ class Prefill:
 
     def _computed(self, part: Part, rows_RV: NDArray[np.float32]) -> None:
         job, request = part.job, part.job.request
+        if part.rows == "all":
+            self._replies.score(job, rows_RV)
         request.prefilled(len(part.ids), now_s=self._clock())
         self._images.release(job)
         kind = job.keep_at.pop(job.live.position, None)
@@ -120,7 +129,11 @@ class Prefill:
             )
         if len(rows_RV):
             self._tell_first(job)
-        if len(rows_RV) and self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
+        if request.prompt_left:
+            return
+        if request.spec.max_tokens == 0:
+            self._replies.read_only(job)
+        elif self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
             self._launcher.expect_newest(job)
 
     def _tell_first(self, job: Job) -> None:

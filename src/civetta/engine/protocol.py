@@ -1,7 +1,8 @@
 """All that `api` and `cli` know of the engine: what goes in, which events come out.
 
 One request is a list of token ids with sampling parameters; its events arrive in this order:
-`Started` once, `Progress` any number of times, `TokenEvent` per generated token, `Finished` once.
+`Started` once, `Progress` and `PromptLogprobs` any number of times, `TokenEvent` per generated
+token, `Finished` once.
 A failure raises from the stream instead of `Finished`. Token text is byte-safe: joining every
 `text` gives the reply; stop strings never appear in it, not even in part.
 """
@@ -45,11 +46,13 @@ class RequestImage:
 class GenerateRequest:
     """One generation: everything the reply depends on, and nothing else.
 
-    max_tokens None means: until an end token or the context is full. `stop` strings cut the text
-    before them; `ignore_eos` generates past end tokens. `timeout_s` bounds queue plus generation.
+    max_tokens None means: until an end token or the context is full; 0 reads the prompt only. `stop`
+    strings cut the text before them; `ignore_eos` generates past end tokens. `timeout_s` bounds
+    queue plus generation.
     `use_cache` False computes the whole prompt; what is computed may be kept all the same.
     `thinking`: the prompt leaves a thought open. A thought longer than `thinking_budget` tokens is
-    closed; what follows it, or parts of that, obey the `constraint`.
+    closed; what follows it, or parts of that, obey the `constraint`. `prompt_logprobs`: tell the
+    log-probability of each prompt token and of so many rivals; all of the prompt is then computed.
     """
 
     request_id: str
@@ -65,6 +68,7 @@ class GenerateRequest:
     thinking: bool = False
     thinking_budget: int | None = None
     constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,16 @@ class Progress:
 
     processed_tokens: int
     prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of further prompt tokens, in order; the first token has none.
+
+    All of them come before the first TokenEvent.
+    """
+
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +123,7 @@ class Finished:
     cause: CancelCause | None = None
 
 
-Event = Started | Progress | TokenEvent | Finished
+Event = Started | Progress | PromptLogprobs | TokenEvent | Finished
 
 
 class GenerationStream(Protocol):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from civetta.decode.accept import accept
-from civetta.decode.sampler import SampleRow, sample_row
-from civetta.engine.protocol import TokenEvent
+from civetta.decode.sampler import SampleRow, log_probability, require_finite, sample_row
+from civetta.engine.protocol import PromptLogprobs, TokenEvent
 from civetta.types import FinishReason
 
 if TYPE_CHECKING:
@@ -66,6 +66,28 @@ class Replies:
     def close(self) -> None:
         """End the thread beside the launches."""
         self._beside.shutdown(wait=True, cancel_futures=True)
+
+    def score(self, job: Job, rows_RV: NDArray[np.float32]) -> None:
+        """Tell the log-probabilities of the prompt tokens behind those of the rows.
+
+        Raises LogitsInvalid, and OutputBackpressure when the reader left too much unread.
+        """
+        request = job.request
+        count, ids = request.spec.prompt_logprobs, request.spec.prompt_ids
+        assert count is not None, "asked for"
+        found = []
+        for place, logits_V in enumerate(rows_RV, request.prefilled_tokens + 1):
+            if place >= len(ids) or place < request.scored_tokens:  # told before it was put back
+                continue
+            require_finite(logits_V)
+            found.append(log_probability(logits_V, ids[place], count))
+        request.scored_tokens += len(found)
+        if found:
+            job.outbox.put(PromptLogprobs(logprobs=tuple(found)))
+
+    def read_only(self, job: Job) -> None:
+        """End a request that wanted no token."""
+        self._finisher.finish(job, FinishReason.LENGTH)
 
     def _row(self, job: Job) -> SampleRow:
         request = job.request

@@ -16,6 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from civetta.decode.limits import MAX_LOGPROBS
 from civetta.engine.protocol import RequestView
 from civetta.errors import ContextOverflow, RequestInvalid
 from civetta.types import CacheSaving, CancelCause, Usage
@@ -78,14 +79,19 @@ def check_request(spec: GenerateRequest, *, vocab_size: int, context_tokens: int
                 param="logit_bias",
             )
     _check_images(spec)
-    if spec.max_tokens is not None and spec.max_tokens < 1:
+    if spec.max_tokens is not None and spec.max_tokens < 0:
         raise RequestInvalid(
-            f"max_tokens is {spec.max_tokens}; give at least 1, or leave it out to generate until"
+            f"max_tokens is {spec.max_tokens}; give at least 0, or leave it out to generate until"
             " the reply ends.",
             param="max_tokens",
         )
     if any(not stop for stop in spec.stop):
         raise RequestInvalid("A stop string is empty; give text or leave it out.", param="stop")
+    if spec.prompt_logprobs is not None and not 0 <= spec.prompt_logprobs <= MAX_LOGPROBS:
+        raise RequestInvalid(
+            f"logprobs is {spec.prompt_logprobs}; give a whole number from 0 to {MAX_LOGPROBS}.",
+            param="logprobs",
+        )
     if spec.timeout_s is not None and not spec.timeout_s > 0:
         raise RequestInvalid(
             f"The timeout is {spec.timeout_s} s; give more than 0, or leave it out.",
@@ -149,6 +155,7 @@ class Request:
         "key",
         "prefilled_tokens",
         "saving",
+        "scored_tokens",
         "spec",
         "state",
         "text_bytes",
@@ -160,6 +167,7 @@ class Request:
         self.state = RequestState.QUEUED
         self.cached_tokens = 0
         self.prefilled_tokens = 0
+        self.scored_tokens = 1  # prompt tokens whose log-probability is told; the first has none
         self.saving: CacheSaving | None = None
         self.generated_ids: list[int] = []
         self.text_bytes = 0
@@ -203,6 +211,20 @@ class Request:
     def prompt_left(self) -> int:
         """Tokens that have to be computed before the next one can be chosen by a prefill."""
         return self._to_prefill - self.prefilled_tokens
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether stored state may stand in for prompt tokens; not where each has to tell its row."""
+        return self.spec.use_cache and self.spec.prompt_logprobs is None
+
+    @property
+    def scores(self) -> bool:
+        """Whether the next prompt tokens computed tell log-probabilities."""
+        if self.spec.prompt_logprobs is None:
+            return False
+        return (
+            self.scored_tokens < self.prompt_tokens and self.prefilled_tokens < self.prompt_tokens
+        )
 
     @property
     def sequence_ids(self) -> tuple[int, ...]:

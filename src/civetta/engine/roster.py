@@ -79,11 +79,11 @@ class Roster:
         with self._changed:
             return len(self._running), len(self._waiting)
 
-    def find(self, request_id: str) -> Job | None:
-        """The job of that request id; None when it ended or never was."""
+    def find(self, request_id: str) -> list[Job]:
+        """The jobs of that request id, one a choice; none when they ended or never were."""
         with self._changed:
             jobs = [*self._running.values(), *self._waiting.values()]
-        return next((job for job in jobs if job.request.spec.request_id == request_id), None)
+        return [job for job in jobs if job.request.spec.request_id == request_id]
 
     def waiting(self) -> list[Job]:
         """Who waits, first in the queue first: by ticket, then by arrival."""

@@ -79,7 +79,7 @@ class SharedPrefixes:
         """Look at one request ahead, once; whether to wait for it."""
         parking = job.parking
         parking.met.add(other.key)
-        if not job.request.spec.use_cache:
+        if not job.request.uses_cache:
             return False
         ids = job.request.spec.prompt_ids
         shared = min(common_prefix(ids, other.request.spec.prompt_ids), len(ids) - 1)
