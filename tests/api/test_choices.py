@@ -28,7 +28,7 @@ def complete(engine, **body):
     return request(app_of(engine), "POST", "/v1/completions", body={"prompt": "Hi", **body})
 
 
-def test_e50_n_choices_have_derived_seeds_and_one_prompt():
+def test_case_50_n_choices_have_derived_seeds_and_one_prompt():
     engine = FakeEngine(by_seed)
     done = chat(engine, n=3).json()
     assert [choice["index"] for choice in done["choices"]] == [0, 1, 2]

@@ -42,7 +42,7 @@ def test_an_answer_without_thought_is_bound_from_its_first_token():
     assert set(allowed_ids(guide.rows()[0])) == tokenizer().eog_ids
 
 
-def test_c34_thought_is_free_and_the_grammar_begins_behind_it():
+def test_case_34_thought_is_free_and_the_grammar_begins_behind_it():
     guide = guide_of(OBJECT, thinking=True)
     assert say(guide, 'I think {"a": [ <tool_call> and so on\n')
     assert guide.phase is Phase.THOUGHT

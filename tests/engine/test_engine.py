@@ -119,7 +119,7 @@ def test_one_thread_uses_the_model():
         ({"prompt": ""}, RequestInvalid),
         ({"prompt": [VOCAB]}, RequestInvalid),
         ({"prompt": [1] * 512}, ContextOverflow),
-        ({"max_tokens": 0}, RequestInvalid),
+        ({"max_tokens": -1}, RequestInvalid),
         ({"stop": ("",)}, RequestInvalid),
         ({"sampling": SamplingParams(temperature=3.0)}, RequestInvalid),
         ({"sampling": SamplingParams(seed=2**64)}, RequestInvalid),

@@ -33,15 +33,21 @@ def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constrain
     """What the reply is bound to; None when it is free. Takes as long as compiling.
 
     With tools that need not be called, calls are bound from `<tool_call>` on; a format binds the
-    whole answer, which may then be calls instead. Raises RequestInvalid: `invalid_schema` for a
+    whole answer, which may then be calls instead. Tools that have no grammar, because they are too
+    many say, are not bound where nothing asks that they be. Raises RequestInvalid: `invalid_schema` for a
     format, `invalid_tools` for strict tools that cannot be carried out and for a choice of none.
     """
     form, choice = options.answer_format, options.tool_choice
     tools = _chosen(tools, choice)
     if not tools:
         return None if form is None else _format_constraint(form)
-    loose = _loose_parameters(tools)
     must = choice.mode in ("required", "named")
+    try:
+        loose = _loose_parameters(tools)
+    except RequestInvalid:
+        if must or form is not None or any(tool.strict is True for tool in tools):
+            raise
+        return None
     many = options.parallel_tool_calls and choice.mode != "named"
     if not must and form is None:
         return Constraint(
