@@ -323,6 +323,35 @@ def test_case_58_and_70_models_are_told_to_every_client():
         assert Responses().ask(FakeEngine("ok"), reasoning={"effort": effort}).status_code == 200
 
 
+@pytest.mark.parametrize("cch", ["36ee5", "0a1b2"])
+def test_case_12_a_billing_line_is_taken_out_whichever_api_it_comes_by(cch):
+    line = f"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={cch};"
+    user = {"role": "user", "content": "Hi"}
+    parts = [{"type": "text", "text": text} for text in (line, "You are.")]
+
+    def prompts(path, *bodies):
+        engine = FakeEngine("ok")
+        for body in bodies:
+            assert request(app_of(engine), "POST", path, body=body).status_code == 200
+        return {engine.tokenizer.decode(asked.prompt_ids) for asked in engine.requests}
+
+    chat = prompts(
+        "/v1/chat/completions",
+        *(
+            {"messages": [{"role": "system", "content": content}, user]}
+            for content in (f"{line}\nYou are.", "You are.", parts)
+        ),
+    )
+    ours = prompts(
+        "/v1/responses",
+        {"input": "Hi", "instructions": f"{line}\nYou are."},
+        {"input": [{"role": "developer", "content": f"{line}\n\nYou are."}, user]},
+        {"input": "Hi", "instructions": "You are."},
+    )
+    assert len(chat) == len(ours) == 1
+    assert chat == ours
+
+
 def test_case_15_thoughts_of_earlier_turns_go_where_they_are_not_kept():
     history = [
         {"role": "user", "content": "One"},

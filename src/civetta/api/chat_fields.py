@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from civetta.api.asking import template_for
+from civetta.api.billing_line import without_billing_line
 from civetta.api.fields import SharedFields, logprobs_in_range, missing, neutral, refuse
 from civetta.api.format_fields import FormatFields, choice_of, format_of
 from civetta.api.image_fields import ImageParts
@@ -206,6 +207,7 @@ def conversation_of(
         _message(message, f"messages[{index}]", images)
         for index, message in enumerate(fields.messages)
     )
+    messages = without_billing_line(messages)
     return Conversation(messages=messages, tools=_tools(fields)), unused
 
 

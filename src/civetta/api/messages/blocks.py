@@ -6,11 +6,11 @@ around them in order. A system turn folds into the leading one with all others.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
+from civetta.api.billing_line import without_billing_line
 from civetta.api.fields import missing, refuse
 from civetta.api.messages.signature import thought_of
 from civetta.api.wire import decode
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from civetta.chat.message import ImagePart
 
 T = TypeVar("T")
-# Claude Code begins its system prompt with a line for billing, whose last value differs in every
-# request: left there, no request would find the state that another one computed.
-_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z)\s*", re.IGNORECASE)
 # What other servers ran within an assistant's turn; it says nothing to a model that cannot run it.
 HOSTED = frozenset(
     {
@@ -131,8 +128,8 @@ class BlockReader:
                 if block.type != "text":
                     _refuse_block(block.type, f"{path}[{number}]", "text is")
             texts = [block.text for block in blocks]
-        texts = [_BILLING.sub("", text) for text in texts]
-        self._messages.append(text_message("system", "\n\n".join(text for text in texts if text)))
+        # One message a block: each may begin with a line that is taken out, and all are folded.
+        self._messages += [text_message("system", text) for text in texts]
 
     def turn(self, message: AnthropicMessage, path: str) -> None:
         """Take one turn. Raises RequestInvalid naming what is wrong with it."""
@@ -153,7 +150,7 @@ class BlockReader:
 
     def finish(self) -> tuple[Message, ...]:
         """The messages of all turns."""
-        return tuple(self._messages)
+        return without_billing_line(tuple(self._messages))
 
     def _user(self, blocks: list[dict[str, Any]], path: str) -> None:
         parts: list[Part] = []

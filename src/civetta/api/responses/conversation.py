@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from civetta.api.billing_line import without_billing_line
 from civetta.api.fields import refuse
 from civetta.api.format_fields import choice_of
 from civetta.api.image_fields import ImageParts
@@ -50,11 +51,11 @@ def read_conversation(
         reader.read(item, f"previous_response_id.items[{index}]")
     for index, item in enumerate(input_items(fields.input)):
         reader.read(item, f"input[{index}]")
-    messages = reader.finish()
+    messages = without_billing_line(_instructed(fields.instructions, reader.finish()))
     if not any(message.role in ("user", "assistant", "tool") for message in messages):
         messages += (text_message("user", ""),)
     return Asked(
-        conversation=Conversation(messages=_instructed(fields.instructions, messages), tools=specs),
+        conversation=Conversation(messages=messages, tools=specs),
         choice=choice,
         namespaces=tools.namespaces,
         unused=unused + reader.unused,
