@@ -78,6 +78,36 @@ COUNT: Shares = (
 )
 """The same once colours and shapes are known and counting is not."""
 
+PICK: Shares = (
+    ("arithmetic", 0.07),
+    ("retrieval", 0.07),
+    ("copy", 0.06),
+    ("vision", 0.14),
+    ("counting", 0.07),
+    ("picking", 0.28),
+    ("tools", 0.13),
+    ("json", 0.05),
+    ("definitions", 0.04),
+    ("stories", 0.07),
+    ("chat", 0.02),
+)
+"""The same once counting all is known and counting some is not."""
+
+BOXES: Shares = (
+    ("arithmetic", 0.03),
+    ("retrieval", 0.2),
+    ("copy", 0.03),
+    ("vision", 0.02),
+    ("picking", 0.06),
+    ("tools", 0.1),
+    ("toolbox", 0.46),
+    ("json", 0.03),
+    ("definitions", 0.02),
+    ("stories", 0.04),
+    ("chat", 0.01),
+)
+"""Shares in the rows of that stage in which eight tools fit."""
+
 PROSE: Shares = (
     ("arithmetic", 0.05),
     ("retrieval", 0.12),
@@ -133,7 +163,8 @@ def plan(phase: str, tokens: int = 65536) -> Plan:
 
     `start` learns form and short answers; `main` is the bulk; `long` stretches retrieval to 16 k
     and keeps everything else alive. `see` is pictures alone, `both` pictures and text, `count` the same
-    with more counting; `draft` is for the draft head. Raises KeyError for another name.
+    with more counting; `pick` the same with counting some and with calls to many tools; `draft` is
+    for the draft head. Raises KeyError for another name.
     """
     frequencies = {
         "start": {512: 0.5, 1024: 0.5},
@@ -142,11 +173,17 @@ def plan(phase: str, tokens: int = 65536) -> Plan:
         "see": {512: 1.0},
         "both": {512: 0.3, 1024: 0.46, 4096: 0.12, 16384: 0.12},
         "count": {512: 0.3, 1024: 0.52, 4096: 0.1, 16384: 0.08},
+        "pick": {512: 0.2, 1024: 0.44, 4096: 0.3, 16384: 0.06},
         "draft": {1024: 0.8, 4096: 0.2},
     }[phase]
     shapes = tuple(
         Shape(seq_len=length, rows=tokens // length, frequency=frequency)
         for length, frequency in frequencies.items()
     )
-    short = {"see": SEE, "both": BOTH, "count": COUNT, "draft": PROSE}.get(phase, SHORT)
-    return Plan(shapes=shapes, context_weight=0.2 if phase == "start" else 0.1, short=short)
+    short = {"see": SEE, "both": BOTH, "count": COUNT, "pick": PICK, "draft": PROSE}
+    return Plan(
+        shapes=shapes,
+        context_weight=0.2 if phase == "start" else 0.1,
+        short=short.get(phase, SHORT),
+        middle=BOXES if phase == "pick" else MIDDLE,
+    )

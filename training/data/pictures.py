@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from training.data import scenes
@@ -80,9 +81,13 @@ def _count(draw: Draw, scene: Scene) -> tuple[str, str]:
     shape = draw.choice(scene.shapes)
     if draw.chance(0.15):
         shape = draw.choice(scenes.scene(draw, 1, scene.side).shapes)
-    by_kind = draw.chance(0.5)
-    what = plural(shape.kind) if by_kind else f"{shape.colour} shapes"
-    same = [s.kind == shape.kind if by_kind else s.colour == shape.colour for s in scene.shapes]
+    return _count_some(draw, scene, shape.kind if draw.chance(0.5) else shape.colour)
+
+
+def _count_some(draw: Draw, scene: Scene, trait: str) -> tuple[str, str]:
+    """Ask for the shapes of one kind or colour."""
+    what = plural(trait) if trait in scenes.KINDS else f"{trait} shapes"
+    same = [trait in (shape.kind, shape.colour) for shape in scene.shapes]
     return draw.choice(COUNT_SOME).format(x=what), str(sum(same))
 
 
@@ -131,6 +136,24 @@ def make_counting(draw: Draw) -> Chat:
         ask, answer = _count(draw, scene)
         turns.setdefault(ask, Turn(user=ask, answer=answer, reasoning=_thought(scene)))
     return _chat(draw, "counting", scene, list(turns.values()))
+
+
+def make_picking(draw: Draw) -> Chat:
+    """Return a small picture of three to six shapes; each question counts some among the others.
+
+    Nine in ten have thinking off: listing the shapes first would make counting them easy.
+    """
+    draw = replace(draw, thinking=draw.chance(0.1) if draw.thinking is None else draw.thinking)
+    side = 256 if draw.room >= 192 and draw.chance(0.2) else 128
+    count, few = draw.choice((3, 4, 4, 5, 5, 5, 6, 6, 6, 6)), draw.chance(0.4)
+    scene = draw.unseen(lambda: scenes.scene(draw, count, side, few=few), lambda made: made.key)
+    shown = {trait for shape in scene.shapes for trait in (shape.kind, shape.colour)}
+    asked = [trait for trait in (*scenes.KINDS, *scenes.COLOURS) if trait in shown]
+    asked.append(draw.choice((*scenes.KINDS, *scenes.COLOURS)))
+    draw.rng.shuffle(asked)
+    made = [_count_some(draw, scene, trait) for trait in asked[: 1 if draw.single else 7]]
+    turns = [Turn(user=ask, answer=answer, reasoning=_thought(scene)) for ask, answer in made]
+    return _chat(draw, "picking", scene, turns)
 
 
 def make(draw: Draw) -> Chat:

@@ -11,6 +11,8 @@ from training.data.draw import split_of
 from training.data.sample import Chat, Message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from training.data.draw import Draw
     from training.data.tool_pool import Tool, Use
 
@@ -40,15 +42,20 @@ def _calls(uses: list[Use]) -> list[dict[str, object]]:
     ]
 
 
-def _round(draw: Draw, uses: list[Use], *, thinking: bool) -> list[Message]:
-    """One request: user, calls and, unless this is an evaluation item, results and answer."""
+def _round(
+    draw: Draw, uses: list[Use], *, thinking: bool, last: bool | None = None
+) -> list[Message]:
+    """One request: user and calls, then results and answer unless it is the last.
+
+    `last` None leaves that to chance; an evaluation item ends with the calls.
+    """
     request = uses[0].request
     for use in uses[1:]:
         lowered = use.request[0].lower() + use.request[1:]
         request = draw.choice(LINKS).format(a=request, b=use.request, c=lowered)
     call = assistant("", _thought(uses), thinking=thinking) | {"tool_calls": _calls(uses)}
     messages: list[Message] = [{"role": "user", "content": request}, call]
-    if draw.single or draw.chance(0.35):
+    if draw.single or (draw.chance(0.35) if last is None else last):
         return messages
     for use in uses:
         messages.append({"role": "tool", "content": json.dumps(use.result, ensure_ascii=False)})
@@ -68,18 +75,28 @@ def _plain(draw: Draw, *, thinking: bool) -> list[Message]:
     return [{"role": "user", "content": turn.user}, answer]
 
 
-def _declared(draw: Draw) -> list[Tool]:
-    most = max(1, min(8, (draw.room - PREAMBLE_TOKENS) // TOKENS_PER_TOOL))
+def _most(draw: Draw) -> int:
+    """How many tools leave room for a call."""
+    return max(1, min(8, (draw.room - PREAMBLE_TOKENS) // TOKENS_PER_TOOL))
+
+
+def _declared(draw: Draw, count: int, make_tool: Callable[[Draw], Tool]) -> list[Tool]:
+    """Tools of different names and purposes, so that every request has one right tool."""
     tools: dict[str, Tool] = {}
-    for _ in range(most if draw.single else draw.between(1, most)):
-        tool = tool_pool.tool(draw)
-        tools.setdefault(tool.name, tool)
+    while len(tools) < count:
+        tool = make_tool(draw)
+        if all(tool.purpose != other.purpose for other in tools.values()):
+            tools.setdefault(tool.name, tool)
     return list(tools.values())
 
 
-def _uses(draw: Draw, tools: list[Tool]) -> list[Use]:
-    """One request, or now and then two or three in parallel."""
-    count = 1 if draw.single or draw.chance(0.85) else draw.between(2, 3)
+def _parallel(draw: Draw) -> int:
+    """How many calls a request asks for: one, now and then two or three."""
+    return 1 if draw.single or draw.chance(0.85) else draw.between(2, 3)
+
+
+def _uses(draw: Draw, tools: list[Tool], count: int) -> list[Use]:
+    """What one request asks for."""
     found: list[Use] = []
     while len(found) < count:
         use = tool_pool.use(draw, draw.choice(tools))
@@ -91,18 +108,47 @@ def _uses(draw: Draw, tools: list[Tool]) -> list[Use]:
 def make(draw: Draw) -> Chat:
     """Return a conversation with one to eight tools; `single` ends at the first call."""
     thinking = wants_thinking(draw)
-    tools = _declared(draw)
+    most = _most(draw)
+    tools = _declared(draw, most if draw.single else draw.between(1, most), tool_pool.tool)
     messages = opening(draw)
-    rounds = [_uses(draw, tools) for _ in range(1 if draw.single or draw.chance(0.6) else 2)]
+    count = 1 if draw.single or draw.chance(0.6) else 2
+    rounds = [_uses(draw, tools, _parallel(draw)) for _ in range(count)]
     for uses in rounds:
         if not draw.single and draw.chance(0.12):
             messages += _plain(draw, thinking=thinking)
         messages += _round(draw, uses, thinking=thinking)
         if messages[-1].get("tool_calls"):
             break
+    return _chat(draw, "tools", tools, rounds, messages, thinking=thinking)
+
+
+def make_toolbox(draw: Draw) -> Chat:
+    """Return many tools with names hard to guess, called one after the other, each once.
+
+    Many calls behind one declaration: the declaration takes most of the tokens.
+    """
+    thinking = wants_thinking(draw)
+    most = max(2, min(8, _most(draw) * 3 // 4))
+    tools = _declared(draw, draw.between(max(2, most - 2), most), tool_pool.unusual_tool)
+    messages = opening(draw)
+    rounds = [_uses(draw, [tool], 1) for tool in draw.rng.sample(tools, len(tools))]
+    for uses in rounds:
+        messages += _round(draw, uses, thinking=thinking, last=uses is rounds[-1])
+    return _chat(draw, "toolbox", tools, rounds, messages, thinking=thinking)
+
+
+def _chat(
+    draw: Draw,
+    ability: str,
+    tools: list[Tool],
+    rounds: list[list[Use]],
+    messages: list[Message],
+    *,
+    thinking: bool,
+) -> Chat:
     flat = [use for uses in rounds for use in uses]
     return Chat(
-        ability="tools",
+        ability=ability,
         key="",
         messages=messages,
         tools=[tool_pool.fit(tool, flat) for tool in tools],

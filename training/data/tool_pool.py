@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,12 @@ class Tool:
     required: tuple[str, ...]
     described: bool
     closed: bool
+
+    @property
+    def purpose(self) -> str:
+        """What it is for; a request cannot tell two tools of one purpose apart."""
+        family = self.family
+        return family.description if family.result else family.requests[0]
 
     @property
     def spec(self) -> ToolSpec:
@@ -114,17 +120,23 @@ def families() -> tuple[Family, ...]:
     return tuple(_family(block) for block in blocks)
 
 
-def _styled(draw: Draw, verb: str, noun: str) -> str:
+USUAL_STYLES = (0.75, 0.15, 0.1)
+EVEN_STYLES = (0.34, 0.33, 0.33)
+"""Chances of the styles verb_noun, verbNoun and noun_verb."""
+
+
+def _styled(draw: Draw, verb: str, noun: str, chances: tuple[float, ...] = USUAL_STYLES) -> str:
     roll = draw.rng.random()
-    if roll < 0.75:
+    if roll < chances[0]:
         return f"{verb}_{noun}"
-    return f"{verb}{noun.capitalize()}" if roll < 0.9 else f"{noun}_{verb}"
+    camel = roll < chances[0] + chances[1]
+    return f"{verb}{noun.capitalize()}" if camel else f"{noun}_{verb}"
 
 
-def _composed(draw: Draw) -> Family:
+def _composed(draw: Draw, *, unusual: bool = False) -> Family:
     verbs, nouns = lexicon.choices("tool_parts", "verbs"), lexicon.choices("tool_parts", "nouns")
     verb, noun = draw.choice(verbs), draw.choice(nouns)
-    if draw.chance(0.2):
+    if draw.chance(0.45 if unusual else 0.2):
         noun = values.word(draw)
     fields: dict[str, Parameter] = {}
     while len(fields) < 1 or (len(fields) < 4 and draw.chance(0.55)):
@@ -134,7 +146,7 @@ def _composed(draw: Draw) -> Family:
         fields[name] = Parameter((name,), kind, description)
     description = draw.choice(("{v} {n}.", "{v} {n} with the given data.", "{v} {n} of the user."))
     return Family(
-        names=(_styled(draw, verb, noun),),
+        names=(_styled(draw, verb, noun, EVEN_STYLES if unusual else USUAL_STYLES),),
         description=description.format(v=verb.capitalize(), n=lexicon.with_article(noun)),
         parameters=tuple(fields.values()),
         requests=(f"{verb} {noun}",),
@@ -160,10 +172,10 @@ def declare(draw: Draw, family: Family) -> Tool:
     )
 
 
-def composed(draw: Draw) -> Tool:
+def composed(draw: Draw, *, unusual: bool = False) -> Tool:
     """Return a composed tool whose name is on the wanted side of the split."""
     while True:
-        family = _composed(draw)
+        family = _composed(draw, unusual=unusual)
         if split_of(f"tool {family.names[0]}") == draw.split:
             return declare(draw, family)
 
@@ -171,6 +183,27 @@ def composed(draw: Draw) -> Tool:
 def tool(draw: Draw) -> Tool:
     """Return a tool to declare; two in five are written by hand."""
     return declare(draw, draw.choice(families())) if draw.chance(0.4) else composed(draw)
+
+
+def unusual_tool(draw: Draw) -> Tool:
+    """Return a tool whose name is hard to guess: it has to be read off the declaration."""
+    if not draw.chance(0.5):
+        return composed(draw, unusual=True)
+    made = declare(draw, draw.choice(families()))
+    if not draw.chance(0.6):
+        return made
+    name = draw.unseen(lambda: _renamed(draw, made.name), lambda name: f"tool {name}")
+    return replace(made, name=name)
+
+
+def _renamed(draw: Draw, name: str) -> str:
+    """Another spelling of a name, an addition to it, or a name that has nothing to do with it."""
+    words = name.split("_")
+    other = values.word(draw).lower()
+    turned = "_".join(reversed(words))
+    camel = words[0] + "".join(word.capitalize() for word in words[1:])
+    forms = (turned, camel, f"{other}_{name}", f"{name}_{other}", f"{words[-1]}_{other}")
+    return draw.choice((*forms, f"{other}_{values.word(draw).lower()}"))
 
 
 POLITE = (

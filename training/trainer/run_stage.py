@@ -1,4 +1,4 @@
-"""python -m training.trainer.run_stage see|both|count|draft --start DIR --out DIR --steps N […]
+"""python -m training.trainer.run_stage see|both|count|pick|draft --start DIR --out DIR --steps N […]
 
 Kept free of torch at import, because data workers import the main module.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the tower or the draft head.")
-    parser.add_argument("stage", choices=("see", "both", "count", "draft"))
+    parser.add_argument("stage", choices=("see", "both", "count", "pick", "draft"))
     parser.add_argument("--start", type=Path, required=True, help="folder of .safetensors files")
     parser.add_argument("--out", type=Path, required=True, help="folder of weights and log")
     parser.add_argument("--steps", type=int, required=True)

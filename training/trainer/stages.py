@@ -1,5 +1,5 @@
-"""The stages after the text model: `see` trains the tower under the frozen text model, `both` and
-`count` train both together, `draft` the draft head.
+"""The stages after the text model: `see` trains the tower under the frozen text model, `both`,
+`count` and `pick` train both together, `draft` the draft head.
 
 A stage reads the weights that the stage before left, trains for a number of steps with a fresh
 optimizer, and leaves all weights again.
