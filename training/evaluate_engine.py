@@ -12,15 +12,19 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
+from civetta.chat.images import cut_patches
+from civetta.chat.placeholders import expand
 from civetta.engine.load import load_engine
-from civetta.engine.protocol import Finished, GenerateRequest, TokenEvent
+from civetta.engine.protocol import Finished, GenerateRequest, RequestImage, TokenEvent
 from civetta.model.bind_mtp import find_head
 from civetta.model.build import build_trunk, check_checkpoint
 from civetta.model.embedded import embedded_model_path
@@ -29,11 +33,12 @@ from civetta.types import SamplingParams
 from training.data.encode import encode_text, marks
 from training.data.graders import parse_reply
 from training.data.heldout import EvalItem, heldout, heldout_text
-from training.nano_config import nano_config
+from training.trainer.evaluate_images import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from civetta.chat.image_rules import ImageRules
     from civetta.engine.engine import Engine
     from civetta.model.trunk import Trunk
 
@@ -67,7 +72,7 @@ TASKS = (
     Task(name="tools, 8 declared", ability="tools", count=200, quick=5, tools=8),
     Task(name="retrieval at 1k", ability="retrieval", count=200, quick=5, tokens=1024),
     Task(name="retrieval at 4k", ability="retrieval", count=200, quick=2, tokens=4096),
-    Task(name="retrieval at 12k", ability="retrieval", count=40, quick=1, tokens=12000),
+    Task(name="retrieval at 12k", ability="retrieval", count=100, quick=1, tokens=12000),
 )
 STORIES = Task(name="stories", ability="stories", count=60, quick=4)
 
@@ -95,10 +100,12 @@ def main() -> None:
                 items = heldout(ability, 4 if a.quick else 40, seed=SEED)
                 replies = [answer(engine, item)[1] for item in items]
                 _say(drafts(path, ability, items, replies))
+        if asked("pictures"):
+            count = 100 if a.quick else 1200
+            for line in pictures(engine, min(count, a.most or count), a.sessions):
+                _say(line)
     if asked("perplexity"):
         _say(perplexity(path, 8 if a.quick else 200))
-    if asked("pictures"):
-        _say(pictures(100 if a.quick else 1200))
 
 
 def _arguments() -> argparse.Namespace:
@@ -147,12 +154,30 @@ def _is_right(item: EvalItem, text: str) -> bool:
 
 def answer(engine: Engine, item: EvalItem) -> tuple[str, list[int]]:
     """A greedy reply: its text with special tokens, and its token ids."""
-    request = GenerateRequest(
+    return _generated(engine, text_request(item))
+
+
+def text_request(item: EvalItem) -> GenerateRequest:
+    """The request of a prompt, without its pictures."""
+    return GenerateRequest(
         request_id=f"{item.ability}-{item.index}",
         prompt_ids=tuple(encode_text(item.prompt)),
         sampling=SamplingParams(temperature=0.0),
         max_tokens=item.max_tokens,
     )
+
+
+def picture_request(item: EvalItem, rules: ImageRules, token_id: int) -> GenerateRequest:
+    """The request of a prompt with its pictures laid in, prepared as the server prepares them."""
+    request = text_request(item)
+    made = [cut_patches([Image.fromarray(pixels)], rules) for pixels in item.images]
+    ids, starts = expand(request.prompt_ids, token_id, [image.tokens for image in made])
+    placed = zip(starts, made, strict=True)
+    images = tuple(RequestImage(position=start, image=image) for start, image in placed)
+    return replace(request, prompt_ids=ids, images=images)
+
+
+def _generated(engine: Engine, request: GenerateRequest) -> tuple[str, list[int]]:
     events = list(engine.submit(request))
     text = "".join(e.text for e in events if isinstance(e, TokenEvent | Finished))
     return text, [e.token_id for e in events if isinstance(e, TokenEvent)]
@@ -221,19 +246,23 @@ def perplexity(path: str, count: int) -> dict[str, Any]:
             "stories": count, "tokens": tokens}  # fmt: skip
 
 
-def pictures(count: int) -> dict[str, Any]:
-    """Exact answers about pictures, through the training forward with the packaged weights."""
-    from civetta.model.config import from_hf
-    from training.trainer.evaluate_images import picture_scores
-    from training.trainer.tower import TowerSizes
-    from training.weights import EMBEDDED, read_parameters
-
-    config = nano_config()
-    sizes = TowerSizes.of(config["vision_config"])
-    found = picture_scores(
-        from_hf(config, "nano_config"), sizes, read_parameters(EMBEDDED), count, "cpu", seed=SEED
-    )
-    return {"task": "pictures", **found}
+def pictures(engine: Engine, count: int, sessions: int) -> Iterator[dict[str, Any]]:
+    """A line a kind of question and size of picture; an answer is right when it is exact."""
+    found = engine.info.images
+    assert found is not None, "the model has a vision tower"
+    items = heldout("vision", count, seed=SEED)
+    requests = [picture_request(item, found.rules, found.token_id) for item in items]
+    with ThreadPoolExecutor(sessions) as pool:
+        texts = [
+            text for text, _ in pool.map(lambda request: _generated(engine, request), requests)
+        ]
+    right: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+    for item, text in zip(items, texts, strict=True):
+        asked[kind_of(item)] += 1
+        right[kind_of(item)] += text.strip() == str(item.expected)
+    for kind in sorted(asked):
+        yield {"task": f"pictures, {kind}", "right": right[kind], "of": asked[kind]}
 
 
 if __name__ == "__main__":

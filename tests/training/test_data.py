@@ -9,10 +9,10 @@ from math import hypot
 
 import numpy as np
 import pytest
-from training.data import arithmetic, lexicon, retrieval, scenes, stories, tool_pool
+from training.data import arithmetic, lexicon, scenes, stories
 from training.data.abilities import ABILITIES
 from training.data.curriculum import Plan, Shape, plan
-from training.data.draw import Draw, seeded, split_of
+from training.data.draw import Draw, seeded
 from training.data.encode import FOLDER, encode, encode_text, marks
 from training.data.graders import Call, Reply, parse_reply
 from training.data.heldout import EvalItem, heldout, heldout_text
@@ -43,46 +43,6 @@ def draws(count: int, **kwargs: object) -> list[Draw]:
 def chats(ability: str, count: int, **kwargs: object) -> list[Chat]:
     made = (ABILITIES[ability](draw) for draw in draws(count, **kwargs))
     return [item for item in made if isinstance(item, Chat)]
-
-
-# --- the split
-
-
-def test_an_arithmetic_item_and_its_mirror_are_on_one_side() -> None:
-    for a in range(10, 100, 7):
-        for b in range(10, 100, 9):
-            for sign in "+-":
-                one, other = arithmetic.Problem(a, sign, b), arithmetic.Problem(b, sign, a)
-                assert split_of(one.key) == split_of(other.key)
-
-
-def test_training_never_draws_a_held_out_problem() -> None:
-    heldout_seen = 0
-    for draw in draws(1500):
-        problem = arithmetic.problem(draw)
-        assert problem.sign == "*" or split_of(problem.key) == "train"
-    for draw in draws(300, split="heldout", single=True):
-        problem = arithmetic.problem(draw)
-        assert problem.sign in "+-"
-        assert min(problem.a, problem.b) >= 10
-        heldout_seen += split_of(problem.key) == "heldout"
-    assert heldout_seen == 300
-
-
-def test_composed_tools_of_both_sides_have_no_name_in_common() -> None:
-    train = {tool_pool.composed(draw).name for draw in draws(800)}
-    held = {tool_pool.composed(draw).name for draw in draws(200, split="heldout")}
-    assert len(held) > 100
-    assert not train & held
-
-
-def test_stories_and_facts_keep_to_their_side() -> None:
-    for draw in draws(100):
-        story = stories.tell(draw)
-        noun = re.sub(r"^an? ", "", story.subject)
-        assert split_of(f"story {story.hero} {story.friend} {noun}") == "train"
-        for fact in retrieval.facts(draw, 3):
-            assert split_of(f"{fact.owner} {fact.code}") == "train"
 
 
 # --- encoding
@@ -234,10 +194,11 @@ def test_shapes_do_not_touch_and_show_their_colour() -> None:
             assert np.max(np.abs(shown - scenes.COLOURS[shape.colour])) <= 30
 
 
-def test_called_tools_are_declared_and_their_arguments_fit_the_schema() -> None:
+@pytest.mark.parametrize("ability", ["tools", "toolbox"])
+def test_called_tools_are_declared_and_their_arguments_fit_the_schema(ability: str) -> None:
     types = {"string": str, "integer": int, "number": float, "boolean": bool}
     most = 0
-    for chat in chats("tools", 80, room=1400):
+    for chat in chats(ability, 80, room=1600):
         assert chat.tools is not None
         functions = {tool["function"]["name"]: tool["function"] for tool in chat.tools}
         assert len(functions) == len(chat.tools)
@@ -251,7 +212,7 @@ def test_called_tools_are_declared_and_their_arguments_fit_the_schema() -> None:
                     field = schema["properties"][name]
                     assert type(value) is types[field["type"]]
                     assert value in field.get("enum", [value])
-    assert most == 8
+    assert most == {"tools": 8, "toolbox": 6}[ability]
 
 
 def test_arguments_can_be_copied_from_the_request() -> None:
@@ -288,7 +249,7 @@ def test_word_lists_have_no_doubles() -> None:
 def gold(item: EvalItem) -> str:
     """The raw reply that a perfect model would give."""
     expected = item.expected
-    if item.ability == "tools":
+    if item.ability in ("tools", "toolbox"):
         body = "\n".join(render_call(call.name, dict(call.arguments)) for call in expected)
     elif item.ability == "json":
         body = json.dumps(expected)
@@ -423,15 +384,22 @@ def test_workers_give_the_same_batches_in_the_same_order() -> None:
         assert np.array_equal(one.weight_BT, other.weight_BT)
 
 
-@pytest.mark.parametrize("phase", ["start", "main", "long", "both", "count", "draft"])
+SPECIAL = {"count": {"counting"}, "pick": {"counting", "picking", "toolbox"}}
+"""Abilities that only one stage trains."""
+
+
+@pytest.mark.parametrize("phase", ["start", "main", "long", "both", "count", "pick", "draft"])
 def test_plans_know_every_ability_and_share_everything(phase: str) -> None:
     made = plan(phase)
+    usual = set(ABILITIES) - set.union(*SPECIAL.values())
+    special = set()
     for shape in made.shapes:
         shares = made.shares_at(shape.seq_len)
-        long = shape.seq_len > 1024
-        assert set(shares) == set(ABILITIES) - ({"counting"} if phase != "count" or long else set())
+        assert usual <= set(shares)
+        special |= set(shares) - usual
         assert abs(sum(shares.values()) - 1) < 1e-9
         assert shape.tokens == 65536
+    assert special == SPECIAL.get(phase, set())
 
 
 def test_tokens_follow_the_shares() -> None:

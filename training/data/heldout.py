@@ -16,8 +16,15 @@ from training.data.sample import Chat, Message, ToolSpec
 if TYPE_CHECKING:
     import numpy as np
 
-ROOM = {"tools": 2048, "retrieval": 1024}
-MAX_TOKENS = {"copy": 160, "tools": 256, "json": 256, "stories": 400, "retrieval": 96}
+ROOM = {"tools": 2048, "toolbox": 2048, "retrieval": 1024}
+MAX_TOKENS = {
+    "copy": 160,
+    "tools": 256,
+    "toolbox": 256,
+    "json": 256,
+    "stories": 400,
+    "retrieval": 96,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +63,7 @@ class EvalItem:
 
 def _expected(ability: str, chat: Chat) -> Any:
     last = chat.messages[-1]
-    if ability == "tools":
+    if ability in ("tools", "toolbox"):
         functions = [call["function"] for call in last["tool_calls"]]
         return tuple(Call.of(f["name"], f["arguments"]) for f in functions)
     if ability == "json":

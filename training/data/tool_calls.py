@@ -123,7 +123,7 @@ def make(draw: Draw) -> Chat:
 
 
 def make_toolbox(draw: Draw) -> Chat:
-    """Return many tools with names hard to guess, called one after the other, each once.
+    """Return up to six tools with names hard to guess, called one after the other, each once.
 
     Many calls behind one declaration: the declaration takes most of the tokens.
     """
@@ -131,7 +131,8 @@ def make_toolbox(draw: Draw) -> Chat:
     most = max(2, min(8, _most(draw) * 3 // 4))
     tools = _declared(draw, draw.between(max(2, most - 2), most), tool_pool.unusual_tool)
     messages = opening(draw)
-    rounds = [_uses(draw, [tool], 1) for tool in draw.rng.sample(tools, len(tools))]
+    called = draw.rng.sample(tools, 1 if draw.single else len(tools))
+    rounds = [_uses(draw, [tool], 1) for tool in called]
     for uses in rounds:
         messages += _round(draw, uses, thinking=thinking, last=uses is rounds[-1])
     return _chat(draw, "toolbox", tools, rounds, messages, thinking=thinking)
