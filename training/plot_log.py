@@ -28,19 +28,37 @@ def panels() -> list[Panel]:
     """The text model, the stages with pictures, the draft head."""
     text = _lines("nano_log.jsonl")
     stages = _lines("nano_stages_log.jsonl")
-    order = {"see": 0, "both": 300, "count": 1100}
-    seen = [x | {"step": x["step"] + order[x["stage"]]} for x in stages if x["stage"] in order]
-    draft = [x for x in stages if x["stage"] == "draft"]
+    seen = _joined([x for x in stages if x["stage"] != "draft"])
+    draft = _joined([x for x in stages if x["stage"] == "draft"])
     return [
         Panel(title="Text model", curves=_curves(text, ("text", "reply"))),
-        Panel(title="Tower: frozen, joint, counting", curves=_curves(seen, ("reply", "cells"))),
-        Panel(title="Draft head, by depth", curves=_curves(draft, ("kl1", "kl2", "kl3", "kl4"))),
+        Panel(
+            title="see, both (300), count (1,100), pick (1,440)",
+            curves=_curves(seen, ("reply", "cells")),
+        ),
+        Panel(
+            title="Draft head, by depth; again (300)",
+            curves=_curves(draft, ("kl1", "kl2", "kl3", "kl4")),
+        ),
     ]
 
 
 def _lines(name: str) -> list[dict[str, float | str]]:
     lines = [json.loads(line) for line in (HERE / name).read_text().splitlines()]
     return [line for line in lines if "step" in line and "heldout" not in line]
+
+
+def _joined(lines: list[dict[str, float | str]]) -> list[dict[str, float | str]]:
+    """Stages one behind the other: each begins at step 1 of its own."""
+    joined: list[dict[str, float | str]] = []
+    start, last = 0.0, 0.0
+    for line in lines:
+        step = float(line["step"])
+        if step <= last:
+            start += last
+        last = step
+        joined.append(line | {"step": start + step})
+    return joined
 
 
 def _curves(
