@@ -91,6 +91,7 @@ Experts make_experts(const std::vector<const Matrix*>& gate, const std::vector<c
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // weights that live until the process ends are no leak
     use_instructions("");
     nb::class_<Matrix>(m, "Matrix")
         .def("__init__",
