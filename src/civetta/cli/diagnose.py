@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from civetta import __version__
+from civetta.cli.interrupts import interrupts_deferred
 from civetta.cli.options import settings_command
 from civetta.errors import CivettaError
 
@@ -86,7 +87,8 @@ def machine_facts() -> dict[str, Any]:
 def check_torch() -> Check:
     """Whether torch is there and computes."""
     try:
-        import torch
+        with interrupts_deferred():
+            import torch
     except ImportError as error:
         return Check(
             name="torch", ok=False, detail=f"{error}: install it with pip install 'civetta[cpu]'."
@@ -124,7 +126,8 @@ def check_device(device: str) -> Check:
 def check_model(path: str | None) -> Check:
     """Whether the model at `path` (None: the embedded one) is whole; reads no weights."""
     try:
-        from civetta.model import build, embedded
+        with interrupts_deferred():
+            from civetta.model import build, embedded
     except ImportError as error:
         return Check(name="model", ok=False, detail=f"{error}: a model needs torch.")
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from civetta.cli.interrupts import interrupts_deferred
+
 if TYPE_CHECKING:
     from civetta.engine.protocol import EngineClient
     from civetta.options import Settings
@@ -14,6 +16,7 @@ def build_engine(settings: Settings) -> EngineClient:
 
     Raises CheckpointError, TokenizerError or DeviceError.
     """
-    from civetta.engine.load import load_engine
+    with interrupts_deferred():
+        from civetta.engine.load import load_engine
 
     return load_engine(settings)

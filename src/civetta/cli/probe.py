@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from civetta.cli.inputs import read_text
+from civetta.cli.interrupts import interrupts_deferred
 from civetta.cli.options import settings_command
 from civetta.errors import ContextOverflow, OutputFailed, UsageError
 
@@ -57,7 +58,8 @@ def probe(
         raise UsageError("give either --decode-file or --decode-tokens, not both.")
     if not 1 <= batch <= 1 << 20:
         raise UsageError(f"--batch must be from 1 to 1048576, not {batch}.")
-    from civetta.engine.load import load_trunk_only
+    with interrupts_deferred():
+        from civetta.engine.load import load_trunk_only
 
     loaded = load_trunk_only(settings)
     vocab = loaded.trunk.config.vocab
