@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
 
 import pytest
 
@@ -50,3 +52,37 @@ def test_a_device_that_is_not_there_fails():
     check = check_device("cuda:99")
     assert not check.ok
     assert "--device cpu" in check.detail
+
+
+def test_the_fingerprint_is_of_the_machine_alone(civetta):
+    first, second = civetta("diagnose", "--fingerprint"), civetta("diagnose", "--fingerprint")
+    assert (first.status, first.out) == (0, second.out)
+    report = json.loads(first.out)
+    assert set(report["machine"]) == {"machine", "cpu", "cores", "memory_mib", "system", "gpus"}
+    canonical = json.dumps(report["machine"], sort_keys=True, separators=(",", ":"))
+    assert report["sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
+    assert platform.node() not in first.out
+
+
+def test_the_report_goes_to_a_file_too(civetta, tmp_path):
+    target = tmp_path / "report.json"
+    result = civetta("diagnose", "--json", "--output", str(target))
+    assert (result.status, target.read_text()) == (0, result.out)
+    failed = civetta("diagnose", "--output", str(tmp_path / "no" / "report.json"))
+    assert failed.status == 1
+    assert "error[output_failed]: Cannot write the result to" in failed.err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--fingerprint", "--json"],
+        ["--fingerprint", "--output", "x"],
+        ["--benchmark", "ngram", "--output", "x"],
+        ["--benchmark", "ngram", "--validate-artifact", "x"],
+    ],
+)
+def test_flags_that_exclude_each_other(civetta, flags):
+    result = civetta("diagnose", *flags)
+    assert (result.status, result.out) == (2, "")
+    assert "error[usage]" in result.err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import platform
 from dataclasses import asdict, dataclass, field
@@ -15,7 +17,7 @@ import msgspec
 from civetta import __version__
 from civetta.cli.interrupts import interrupts_deferred
 from civetta.cli.options import settings_command
-from civetta.errors import CivettaError
+from civetta.errors import CivettaError, OutputFailed, UsageError
 
 if TYPE_CHECKING:
     from civetta.options import Settings
@@ -47,11 +49,31 @@ class Check:
     help="Measure instead: ngram reads the n-gram table's disk by every reader.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--fingerprint",
+    "as_fingerprint",
+    is_flag=True,
+    help="Print what kind of machine this is, and its SHA-256; no host or user names.",
+)
+@click.option("--output", metavar="FILE", help="Write the JSON object to FILE as well.")
 @settings_command("model")
 def diagnose(
-    settings: Settings, validate_artifact: str | None, benchmark: str | None, as_json: bool
+    settings: Settings,
+    validate_artifact: str | None,
+    benchmark: str | None,
+    as_json: bool,
+    as_fingerprint: bool,
+    output: str | None,
 ) -> int:
     """Print facts about this machine and check model files; exit 1 when a check fails."""
+    others = [benchmark, validate_artifact, output, as_json or None]
+    if as_fingerprint and any(item is not None for item in others):
+        raise UsageError("--fingerprint goes alone: leave out the other flags of diagnose.")
+    if benchmark is not None and (output or validate_artifact):
+        raise UsageError("--benchmark goes without --output and --validate-artifact: drop one.")
+    if as_fingerprint:
+        click.echo(json.dumps(fingerprint(machine_facts(), check_torch()), indent=2))
+        return 0
     if benchmark is not None:
         from civetta.cli.ngram_benchmark import run_ngram_benchmark
 
@@ -60,9 +82,12 @@ def diagnose(
     checks = [check_torch(), check_device(settings.model.device)]
     checks.append(check_model(validate_artifact or settings.model.model))
     ok = all(check.ok for check in checks)
+    report = {"ok": ok, "machine": facts, "checks": [asdict(check) for check in checks]}
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    if output is not None:
+        _write(Path(output), text)
     if as_json:
-        report = {"ok": ok, "machine": facts, "checks": [asdict(check) for check in checks]}
-        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        click.echo(text)
     else:
         _print(facts, checks)
     return 0 if ok else 1
@@ -82,6 +107,18 @@ def machine_facts() -> dict[str, Any]:
         "memory_available_mib": _memory("MemAvailable"),
         "native_extension": importlib.util.find_spec(NATIVE_MODULE) is not None,
     }
+
+
+def fingerprint(facts: dict[str, Any], torch_check: Check) -> dict[str, Any]:
+    """The lasting facts of a machine and the SHA-256 of their canonical JSON.
+
+    What changes from run to run (free memory) or with an update (versions) is left out.
+    """
+    machine = {name: facts[name] for name in ("machine", "cpu", "cores", "memory_mib")}
+    machine["system"] = str(facts["system"]).partition(" ")[0]
+    machine["gpus"] = torch_check.facts.get("gpus", [])
+    canonical = json.dumps(machine, sort_keys=True, separators=(",", ":"))
+    return {"machine": machine, "sha256": hashlib.sha256(canonical.encode()).hexdigest()}
 
 
 def check_torch() -> Check:
@@ -147,6 +184,13 @@ def check_model(path: str | None) -> Check:
         name="model", ok=True, detail=f"{where}: {facts['tensors']} tensors, all in place.",
         facts=facts,
     )  # fmt: skip
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputFailed.at(str(path), error) from error
 
 
 def _print(facts: dict[str, Any], checks: list[Check]) -> None:
