@@ -402,6 +402,10 @@ def test_a_schema_binds_the_answer():
         ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": 3}]}, "input[0].type"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
+            "input[0].arguments",
+        ),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
@@ -428,7 +432,7 @@ def test_a_schema_binds_the_answer():
         ({"truncation": "middle"}, "truncation"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
-        ({"reasoning": {"effort": "turbo"}}, "reasoning_effort"),
+        ({"reasoning": {"effort": "turbo"}}, "reasoning.effort"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 9}, "temperature"),

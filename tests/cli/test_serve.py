@@ -216,6 +216,14 @@ def test_a_taken_port_is_told_before_anything_loads(civetta):
     assert "--port" in result.err
 
 
+def test_a_store_that_cannot_be_is_told_before_anything_loads(civetta, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = civetta("serve", "-p", "0", "--store", str(tmp_path / "file"))
+    assert result.status == 1
+    assert result.err.splitlines()[-1].startswith("civetta: error[store_unusable]: ")
+    assert "--store" in result.err
+
+
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
 def test_an_address_that_is_not_ours_is_told(civetta, host):
     result = civetta("serve", "-p", "0", "-i", host)

@@ -14,6 +14,8 @@ import msgspec
 from civetta.api.chat_fields import TemplateFields  # noqa: TC001 - msgspec resolves it
 from civetta.api.fields import SamplingFields, logprobs_in_range, missing, neutral, refuse
 from civetta.api.format_fields import FormatFields, SchemaFields, format_of
+from civetta.chat.template import EFFORTS
+from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
     from civetta.chat.answer_format import AnswerFormat
@@ -132,6 +134,13 @@ class ResponsesFields(SamplingFields, kw_only=True):
 
     def _check_reasoning(self) -> None:
         reasoning = self.reasoning or ReasoningFields()
+        if reasoning.effort not in (None, *EFFORTS):
+            raise RequestInvalid(
+                f"reasoning.effort is {str(reasoning.effort)[:40]!r}: give one of"
+                f" {', '.join(EFFORTS)}.",
+                param="reasoning.effort",
+                code="invalid_reasoning",
+            )
         if reasoning.mode not in (None, "standard"):
             refuse("reasoning.mode", "there is one mode, so only standard is accepted")
         if reasoning.context not in (None, "auto", "all_turns", "current_turn"):

@@ -13,7 +13,7 @@ import msgspec
 
 from civetta.api.fields import refuse
 from civetta.api.wire import decode
-from civetta.chat.message import Message, Part, Role, TextPart, ToolCall
+from civetta.chat.message import Message, Part, Role, TextPart, ToolCall, parse_json_object
 from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
@@ -158,8 +158,9 @@ class ItemReader:
             case ReasoningItem():
                 self._reasoning(item, path)
             case CallItem():
+                arguments = parse_json_object(item.arguments, f"{path}.arguments")
                 self._turn.calls.append(
-                    ToolCall(id=item.call_id, name=item.name, arguments=item.arguments)
+                    ToolCall(id=item.call_id, name=item.name, arguments=arguments)
                 )
             case CustomCallItem():
                 self._turn.calls.append(
