@@ -54,6 +54,8 @@ BODIES = {
         "chat_template_kwargs": {"enable_thinking": False},
     },
     "/completion": {"prompt": "x"},
+    "/v1/responses": {"input": "x", "reasoning": {"effort": "none"}},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 1 << 20},
 }
 
 

@@ -83,6 +83,7 @@ class ResponsesEncoder:
     def failure(self, error: CivettaError) -> bytes:
         """`response.failed`, after the opening events if there were none yet."""
         opening = [] if self._sequence else self._opening()
+        list(self._output.close("incomplete"))  # not told of: the response has it all
         failed = body.failed(self._response, self._output.items, error)
         return self._numbered([*opening, {"type": "response.failed", "response": failed}])
 

@@ -38,6 +38,7 @@ class OutputItems:
         self._tokens = tokens
         self._entries: list[dict[str, Any]] = []  # log-probabilities of text that is held back
         self._open = ""  # the kind of the last item, while it grows
+        self._grown: list[str] = []  # its text, which the item has once it is closed
 
     def add(self, reply: ReplyDelta) -> Iterator[Event]:
         """The events of what came. They have to be taken for the items to grow."""
@@ -57,11 +58,12 @@ class OutputItems:
     def close(self, status: str = "completed") -> Iterator[Event]:
         """The events that end the item which is growing, if one is."""
         kind, self._open = self._open, ""
+        text, self._grown = "".join(self._grown), []
         if not kind:
             return
         item = self.items[-1]
         item["status"] = status
-        yield from getattr(self, f"_close_{kind}")(item)
+        yield from getattr(self, f"_close_{kind}")(item, text)
         yield {
             "type": "response.output_item.done",
             "output_index": len(self.items) - 1,
@@ -99,23 +101,20 @@ class OutputItems:
             else:
                 item["content"] = [{"type": "reasoning_text", "text": ""}]
                 yield self._at("content_part.added", content_index=0, part=dict(item["content"][0]))
-        self._thought_part(self.items[-1])["text"] += text
+        self._grown.append(text)
         if self._summary:
             yield self._at("reasoning_summary_text.delta", summary_index=0, delta=text)
         else:
             yield self._at("reasoning_text.delta", content_index=0, delta=text)
 
-    def _thought_part(self, item: dict[str, Any]) -> dict[str, Any]:
-        part: dict[str, Any] = item["summary" if self._summary else "content"][0]
-        return part
-
-    def _close_reasoning(self, item: dict[str, Any]) -> Iterator[Event]:
-        part = self._thought_part(item)
+    def _close_reasoning(self, item: dict[str, Any], text: str) -> Iterator[Event]:
+        part = item["summary" if self._summary else "content"][0]
+        part["text"] = text
         if self._summary:
-            yield self._at("reasoning_summary_text.done", summary_index=0, text=part["text"])
+            yield self._at("reasoning_summary_text.done", summary_index=0, text=text)
             yield self._at("reasoning_summary_part.done", summary_index=0, part=part)
         else:
-            yield self._at("reasoning_text.done", content_index=0, text=part["text"])
+            yield self._at("reasoning_text.done", content_index=0, text=text)
             yield self._at("content_part.done", content_index=0, part=part)
 
     # ---- text ----------------------------------------------------------------------------------
@@ -130,15 +129,14 @@ class OutputItems:
             yield self._at("content_part.added", content_index=0, part=_copy(part))
         part = self.items[-1]["content"][0]
         entries, self._entries = self._entries, []
-        part["text"] += text
         part["logprobs"] += entries
+        self._grown.append(text)
         yield self._at("output_text.delta", content_index=0, delta=text, logprobs=entries)
 
-    def _close_message(self, item: dict[str, Any]) -> Iterator[Event]:
+    def _close_message(self, item: dict[str, Any], text: str) -> Iterator[Event]:
         part = item["content"][0]
-        yield self._at(
-            "output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"]
-        )
+        part["text"] = text
+        yield self._at("output_text.done", content_index=0, text=text, logprobs=part["logprobs"])
         yield self._at("content_part.done", content_index=0, part=part)
 
     # ---- calls ---------------------------------------------------------------------------------
@@ -152,10 +150,11 @@ class OutputItems:
         yield from self._start("call", item)
 
     def _arguments(self, fragment: str) -> Event:
-        self.items[-1]["arguments"] += fragment
+        self._grown.append(fragment)
         return self._at("function_call_arguments.delta", delta=fragment)
 
-    def _close_call(self, item: dict[str, Any]) -> Iterator[Event]:
+    def _close_call(self, item: dict[str, Any], text: str) -> Iterator[Event]:
+        item["arguments"] = text
         yield self._at(
             "function_call_arguments.done", name=item["name"], arguments=item["arguments"]
         )
