@@ -82,7 +82,7 @@ def holds(path: str, body: dict[str, Any]) -> None:
         assert reply.json()["error"]["message"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     items=st.lists(ITEM, max_size=4),
     tools=st.none() | st.lists(TOOL, max_size=2),
@@ -94,7 +94,7 @@ def test_responses(items, tools, choice, count):
     holds(path, {"input": items, "tools": tools, "tool_choice": choice})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     turns=st.lists(TURN, max_size=4),
     system=st.none() | st.text(max_size=8) | st.lists(BLOCK, max_size=2),

@@ -127,7 +127,7 @@ def cut_replies(draw: st.DrawFn) -> tuple[str, list[str], FinishReason]:
 
 
 @pytest.mark.parametrize("dialect", ["responses", "messages"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cut=cut_replies(), thinking=st.booleans(), exact=st.booleans(), option=st.booleans())
 def test_stream_equals_buffer_for_any_cuts(dialect, cut, thinking, exact, option):
     text, pieces, reason = cut
