@@ -197,7 +197,7 @@ def test_case_59_everything_that_claude_code_sends_is_taken():
     )
     message = message_of(typed_events(reply.text))
     assert told(message)[-1] == {"type": "text", "text": "Hello wörld 🌍"}
-    assert "X-Civetta-Ignored" not in reply.headers
+    assert reply.headers["X-Civetta-Ignored"] == "context_management"
     prompt = prompt_of(engine)
     assert "You are Claude Code.\n\nRules.\n\nAgents: none.<|im_end|>" in prompt
 

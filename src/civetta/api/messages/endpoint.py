@@ -89,7 +89,8 @@ def _asked(
         use_cache=fields.cache_prompt is not False,
     )
     conversation = Conversation(messages=reader.finish(), tools=specs)
-    return conversation, options, reader.unused + unused
+    unwanted = ["context_management"] if fields.context_management else []
+    return conversation, options, reader.unused + unused + unwanted
 
 
 def _check_last(fields: MessagesFields) -> None:

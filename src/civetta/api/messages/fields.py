@@ -74,11 +74,12 @@ class MessagesFields(SamplingFields, kw_only=True):
     # Labels and wishes of a hosted service; they never change a reply.
     metadata: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
-    context_management: dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
+    # What a hosted service would leave out of a long conversation; here nothing is.
+    context_management: dict[str, Any] | None = None
     # Taken at their neutral values.
     service_tier: str | None = None
     speed: str | None = None
