@@ -166,8 +166,8 @@ def choosing(size: int) -> list[dict[str, Any]]:
         "no mask": None,
         "all but three tokens": TokenMask(banned_N=np.array([1, 2, 3])),
         "99 % allowed": TokenMask(allowed_V=rng.random(size) < 0.99),
-        "0.1 % allowed": TokenMask(allowed_V=rng.random(size) < 0.001),
-        "one token": TokenMask(only=7),
+        "0.1 % allowed": TokenMask.of(rng.random(size) < 0.001),
+        "one token": TokenMask(allowed_N=np.array([7])),
     }
     rows = []
     for name, mask in masks.items():

@@ -364,14 +364,17 @@ def test_a_mask_leaves_only_what_it_allows(temperature):
         masks = [
             TokenMask(allowed_V=allowed_V),
             TokenMask(banned_N=np.flatnonzero(~allowed_V)),
-            TokenMask(only=int(np.flatnonzero(allowed_V)[0])),
+            TokenMask(allowed_N=np.flatnonzero(allowed_V)),
+            TokenMask.of(allowed_V),
         ]
         rows = [SampleRow(params=params, position=3, history=history, mask=m) for m in masks]
-        by_bits, by_ids, only = (sample_row(logits_V, row).token_id for row in rows)
-        assert by_bits == by_ids
-        assert allowed_V[by_bits]
-        assert only == masks[2].only
-        assert all(mask.allows(i) for mask, i in zip(masks, (by_bits, by_ids, only), strict=True))
+        (found,) = {sample_row(logits_V, row).token_id for row in rows}
+        assert allowed_V[found]
+        for mask in masks:
+            assert [mask.allows(i) for i in range(40)] == allowed_V.tolist()
+            assert np.array_equal(np.isfinite(mask.apply(logits_V)), allowed_V)
+        one = TokenMask(allowed_N=np.array([seed % 40]))
+        assert sample_row(logits_V, replace(rows[0], mask=one)).token_id == seed % 40
         low_V = np.where(allowed_V, logits_V, np.float32(-1e6))
         plain = replace(params, repeat_penalty=1.0, min_keep=1)
         row = SampleRow(params=plain, position=3, history=history)

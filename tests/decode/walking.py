@@ -88,7 +88,7 @@ def draw(
         mask = guide.rows()[0]
         possible = allowed_ids(mask)
         assert possible, "a guide leaves something to say"
-        if mask is not None and mask.allowed_V is not None:
+        if mask is not None and mask.banned_N is None:
             assert max(possible) < tokenizer().vocab_size, "padding is no token"
         if prefer is not None:
             possible = prefer(possible) or possible

@@ -16,6 +16,8 @@ from civetta.types import Grammar
 
 SCHEMA_BYTES_MAX = 2 * 1024 * 1024
 PROPERTIES_MAX = 5000
+OPTIONAL_MAX = 500
+"""Properties of one object that may be left out: what may follow grows with them."""
 ENUM_VALUES_MAX = 1000
 NAME_CHARS_MAX = 120_000
 DEPTH_MAX = 64
@@ -77,6 +79,8 @@ def check_bounds(schema: Mapping[str, Any], param: str) -> None:
     for place, node, depth in walk(schema):
         if depth > DEPTH_MAX:
             _refuse(param, place, f"nests deeper than {DEPTH_MAX} levels")
+        if _n_optional(node) > OPTIONAL_MAX:
+            _refuse(param, place, f"has more than {OPTIONAL_MAX} properties that are not required")
         names = [*_mapping(node.get("properties")), *_mapping(node.get("$defs"))]
         n_properties += len(names)
         n_chars += sum(map(len, names))
@@ -141,6 +145,12 @@ def walk(
     for key in _SINGLE:
         if key in schema:
             yield from walk(schema[key], f"{place}/{key}", depth + 1)
+
+
+def _n_optional(node: Mapping[str, Any]) -> int:
+    properties, required = _mapping(node.get("properties")), node.get("required")
+    needed = required if isinstance(required, list) else []
+    return len(properties) - sum(key in properties for key in needed if isinstance(key, str))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

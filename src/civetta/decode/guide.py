@@ -181,14 +181,14 @@ class Guide:
     def _mask(self, state: _State) -> TokenMask | None:
         tokens = self._tokens
         if state.phase is Phase.FORCED:
-            return TokenMask(only=state.forced[0])
+            return TokenMask(allowed_N=np.array(state.forced[:1], np.int64))
         if state.phase is Phase.END:
-            return TokenMask(allowed_V=tokens.end_mask_V)
+            return TokenMask(allowed_N=tokens.end_ids_N)
         if state.matcher is not None:
             allowed_V = state.matcher.allowed()
             if not allowed_V.any():
                 raise ConstraintFailed("The reply's grammar has no next token here: report it.")
-            return TokenMask(allowed_V=allowed_V)
+            return TokenMask.of(allowed_V)
         banned_N = tokens.crossing(self._marker(state.phase), state.tail)
         if self._in_held_thought(state):
             banned_N = np.concatenate([banned_N, tokens.end_ids_N])

@@ -22,14 +22,11 @@ _NONE = np.empty(0, np.int64)
 class GuideTokens:
     """Token texts, end tokens, forced runs, and tokens that reach over the end of a marker."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
         self._hidden = tokenizer.control_ids
         self.end_ids = frozenset(tokenizer.eog_ids)
         self.end_ids_N = np.array(sorted(self.end_ids), np.int64)
-        self.end_mask_V = np.zeros(vocab_size, np.bool_)
-        self.end_mask_V[self.end_ids_N] = True
         self.lead_ids = tuple(tokenizer.encode(LEAD))
         self.close_ids = tuple(tokenizer.encode(THINK_CLOSE))
         self.break_ids = tuple(tokenizer.encode(f"\n{THINK_CLOSE}"))

@@ -62,5 +62,5 @@ class Guides:
             )
         return (
             Grammars(self._tokenizer, self._vocab_size),
-            GuideTokens(self._tokenizer, self._vocab_size),
+            GuideTokens(self._tokenizer),
         )

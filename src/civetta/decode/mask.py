@@ -10,16 +10,26 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from civetta.decode.sampler import Floats
+    from civetta.decode.sampler import Floats, Ids
+
+FEW = 8
+"""A mask that allows less than one token in so many is kept as a list: choosing looks at no others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMask:
-    """One of three: the `only` token, all but `banned_N` (int64 [N]), or `allowed_V` (bool [V])."""
+    """One of three: only `allowed_N` (int64 [N], ascending), all but `banned_N`, or `allowed_V`."""
 
-    only: int | None = None
-    banned_N: NDArray[np.int64] | None = None
+    allowed_N: Ids | None = None
+    banned_N: Ids | None = None
     allowed_V: NDArray[np.bool_] | None = None
+
+    @classmethod
+    def of(cls, allowed_V: NDArray[np.bool_]) -> TokenMask:
+        """The mask of bool [V], in the form that is cheapest to choose with."""
+        if np.count_nonzero(allowed_V) * FEW < allowed_V.shape[0]:
+            return cls(allowed_N=np.flatnonzero(allowed_V))
+        return cls(allowed_V=allowed_V)
 
     def apply(self, values_V: Floats) -> Floats:
         """A copy of the values, -inf where a token may not be chosen; same dtype."""
@@ -30,9 +40,9 @@ class TokenMask:
             masked_V = values_V.copy()
             masked_V[self.banned_N] = -np.inf
             return masked_V
-        assert self.only is not None, "a mask says something"
+        assert self.allowed_N is not None, "a mask says something"
         masked_V = np.full_like(values_V, -np.inf)
-        masked_V[self.only] = values_V[self.only]
+        masked_V[self.allowed_N] = values_V[self.allowed_N]
         return masked_V
 
     def allows(self, token_id: int) -> bool:
@@ -41,4 +51,4 @@ class TokenMask:
             return bool(self.allowed_V[token_id])
         if self.banned_N is not None:
             return token_id not in self.banned_N
-        return token_id == self.only
+        return self.allowed_N is not None and token_id in self.allowed_N

@@ -96,18 +96,32 @@ def sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
     require_finite(logits_V)
     biased_V = apply_bias(logits_V, row.params)
     penalized_V = apply_penalties(biased_V, row.params, row.history)
-    if row.mask is not None:
-        penalized_V = row.mask.apply(penalized_V)
-    if row.params.temperature == 0:
-        token_id = int(np.argmax(penalized_V))  # the first of equals: ties go to the lower id
-    else:
-        kept = candidates(penalized_V, row.params)
-        token_id = draw(kept, seed=row.params.seed, position=row.position)
+    token_id = _choose(penalized_V, row)
     if row.params.logprobs is None:
         return Sampled(token_id=token_id)
     return Sampled(
         token_id=token_id, logprob=log_probability(logits_V, token_id, row.params.logprobs)
     )
+
+
+def _choose(penalized_V: Floats, row: SampleRow) -> int:
+    mask = row.mask
+    if mask is not None and mask.allowed_N is not None:  # few: the others need no look
+        return _choose_from(penalized_V[mask.allowed_N], row, mask.allowed_N)
+    if mask is not None:
+        penalized_V = mask.apply(penalized_V)
+    return _choose_from(penalized_V, row)
+
+
+def _choose_from(values_N: Floats, row: SampleRow, ids_N: Ids | None = None) -> int:
+    """The token by its value; `ids_N` (ascending) are the tokens, left out: all of them."""
+    if row.params.temperature == 0:
+        place = int(np.argmax(values_N))  # the first of equals: ties go to the lower id
+        return place if ids_N is None else int(ids_N[place])
+    kept = candidates(values_N, row.params)
+    if ids_N is not None:
+        kept = Candidates(ids_N=ids_N[kept.ids_N], scaled_N=kept.scaled_N)
+    return draw(kept, seed=row.params.seed, position=row.position)
 
 
 def apply_bias(logits_V: NDArray[np.float32], params: SamplingParams) -> Floats:
