@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import torch
 
+from civetta.chat.image_rules import ImageSupport
 from civetta.engine.engine import Engine
-from civetta.engine.load import TrunkModel, load_trunk_only
+from civetta.engine.load import TrunkModel, image_token, load_trunk_only
 from civetta.engine.protocol import Finished, TokenEvent
 from civetta.engine.speculation import Drafting
 from civetta.model.mtp import Chain
+from civetta.model.vision_build import LazyTower
 from civetta.options import DraftingOptions, EngineOptions, ModelOptions, Settings
 from engine.fakes import info
 
@@ -86,12 +88,15 @@ class Bench:
             drafting = Drafting(
                 mode=mode, most=draft, head=head, fixed=fixed, launches=launches, steps=steps
             )
+        vision, images, tower = self.loaded.checked.vision, None, None
+        if vision is not None:
+            token = image_token(self.loaded.checked, self.loaded.tokenizer)
+            images = ImageSupport(rules=vision.rules, token_id=token)
+            tower = LazyTower(vision, dtype=self.trunk.dtype, ops=self.loaded.ops)
+        store = self.trunk.store(sessions=sessions, context_tokens=context, pages=pages)
         return Engine(
-            TrunkModel(
-                self.trunk,
-                self.trunk.store(sessions=sessions, context_tokens=context, pages=pages),
-            ),
-            replace(info(context), vocab_size=self.vocab),
+            TrunkModel(self.trunk, store, tower),
+            replace(info(context), vocab_size=self.vocab, images=images),
             tokenizer=self.loaded.tokenizer,
             template=self.loaded.template,
             options=EngineOptions(sessions=sessions),

@@ -1,0 +1,63 @@
+"""A sample of benchmarks/drafting_identity.py on civetta-nano: a trained head, in every cell's company."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from civetta.model.embedded import embedded_model_path
+
+PROGRAMS = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The program as a module, found where it lies."""
+    sys.path.insert(0, str(PROGRAMS))
+    try:
+        import drafting_identity
+    finally:
+        sys.path.remove(str(PROGRAMS))
+    return drafting_identity
+
+
+@pytest.fixture(scope="module")
+def identity(program):
+    bench = program.Bench(str(embedded_model_path()), threads=1, context=256)
+    return program.Identity(bench, tokens=12)
+
+
+def sampled():
+    """Eight cells, each value of each axis among them, and prompts of any number."""
+    draw = random.Random(5)
+    axes = [3, 5, 3, 2]
+    orders = [[value for _ in range(3) for value in draw.sample(range(n), n)] for n in axes]
+    return [tuple(order[i] for order in orders) + (draw.randrange(199),) for i in range(6)]
+
+
+@pytest.mark.parametrize("cell", sampled())
+def test_a_sampled_slice_is_the_same(program, identity, cell):
+    sampling, depth, users, cache, first = cell
+    part = program.Slice(
+        list(program.SAMPLINGS)[sampling],
+        program.DEPTHS[depth],
+        program.USERS[users],
+        program.CACHES[cache],
+        first=first,
+        last=first + 2,
+    )
+    found = identity.run(part)
+    assert found["different"] == []
+    assert found["compared"] == 2
+    assert found["cache_hits"] == (2 if part.cache == "warm" else 0)
+    assert (found["drafted"] > 0) == (part.depth != "0") or part.depth == "adaptive"
+
+
+def test_slices_cover_every_cell_once(program):
+    parts = list(program.all_slices(200, 10))
+    assert len(parts) == len({part.name for part in parts}) == 20 * 3 * 5 * 3 * 2
+    assert sum(part.last - part.first for part in parts) == 200 * 90
