@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from civetta.cache.off import NoCache
 from civetta.cache.setup import build_cache, plan_cache
+from civetta.chat.image_rules import ImageSupport
 from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
-from civetta.engine.load import TrunkModel, load_trunk_only
+from civetta.engine.load import TrunkModel, find_vision, image_token, load_trunk_only
 from civetta.engine.memory import state_sizes
 from civetta.engine.protocol import Finished, GenerateRequest, ModelInfo, TokenEvent
 from civetta.engine.speculation import Drafting
 from civetta.kernels.ops import PAGE_TOKENS
-from civetta.options import CacheOptions, DraftingOptions, EngineOptions, ModelOptions, Settings
+from civetta.model.vision_build import LazyTower
+from civetta.options import (
+    CacheOptions,
+    DraftingOptions,
+    EngineOptions,
+    ModelOptions,
+    Settings,
+    VisionOptions,
+)
 from civetta.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -106,9 +116,15 @@ class Bench:
         pages = users * -(-self.context // PAGE_TOKENS) + plan.spare_pages
         store = loaded.trunk.store(sessions=users, context_tokens=self.context, pages=pages)
         cache = NoCache() if not cache_bytes else build_cache(options, plan, store, model=str)
+        vision = find_vision(VisionOptions(), loaded.checked)
+        images, tower = None, None
+        if vision is not None:
+            token_id = image_token(loaded.checked, loaded.tokenizer)
+            images = ImageSupport(rules=vision.rules, token_id=token_id)
+            tower = LazyTower(vision, dtype=loaded.trunk.dtype, ops=loaded.ops)
         return Engine(
-            TrunkModel(loaded.trunk, store),
-            _info(loaded, self.context),
+            TrunkModel(loaded.trunk, store, tower),
+            replace(_info(loaded, self.context), images=images),
             tokenizer=loaded.tokenizer,
             template=loaded.template,
             options=EngineOptions(sessions=users, max_pending=1000),
