@@ -159,6 +159,17 @@ class ImageInvalid(RequestInvalid):
         self.reason = reason
 
 
+class VideoInvalid(RequestInvalid):
+    """A video that cannot be decoded or fitted; `index` counts a request's from 1."""
+
+    code = "invalid_video"
+
+    def __init__(self, reason: str, *, index: int, param: str | None = None) -> None:
+        super().__init__(f"Video {index} cannot be used: {reason}.", param=param)
+        self.index = index
+        self.reason = reason
+
+
 class TemplateError(RequestError):
     """Messages that the chat template cannot render."""
 

@@ -8,6 +8,7 @@ import base64
 import openai
 import pytest
 
+import clips
 import pictures
 import tiny_vision
 from api.serving import sdk
@@ -159,3 +160,41 @@ def test_a_body_of_base64_noise_is_no_crash(served) -> None:
     for kind in ("png", "jpeg", "webp", "gif", "bmp"):
         part = {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{noise}"}}
         assert fails(served, [part]).code == "invalid_image"
+
+
+def video(data: bytes, media_type: str = "video/mp4") -> dict:
+    return {"type": "video_url", "video_url": {"url": pictures.data_url(data, media_type)}}
+
+
+def test_a_video_is_answered_however_it_is_sent(served) -> None:
+    frames = [pictures.encoded(frame) for frame in clips.greys(4)]
+    listed = {"type": "video", "video": [pictures.data_url(data) for data in frames], "fps": 2.0}
+    first = answer(ask(served, [listed, text("What?")]))
+    assert first
+    joined = {"type": "video", "video": listed["video"]}  # two a second is what is assumed
+    assert answer(ask(served, [joined, text("What?")])) == first
+    clip = clips.encoded(clips.greys(8))
+    found = ask(served, [video(clip), text("What?")])
+    assert found.usage.prompt_tokens > 8
+    assert answer(found) == answer(ask(served, [video(clip), text("What?")])) != first
+
+
+@pytest.mark.parametrize(
+    ("part", "words", "code"),
+    [
+        (video(b"junk"), "no known video format", "invalid_video"),
+        (
+            {"type": "video_url", "video_url": {"url": "https://example.com/x.mp4"}},
+            "no data URL",
+            "invalid_video",
+        ),
+        ({"type": "video", "video": ["data:image/png;base64,%"]}, "frame 1", "invalid_video"),
+        ({"type": "video", "video": [], "fps": 0.0}, "fps is 0", "invalid_video"),
+        ({"type": "video", "video": []}, "no frames", "invalid_video"),
+    ],
+)
+def test_a_video_that_cannot_be_used_is_named(served, part, words, code) -> None:
+    error = fails(served, [part])
+    assert words in error.body["message"]
+    assert error.body["code"] == code
+    assert error.body["param"].startswith("messages[0].content[0].video")

@@ -83,8 +83,14 @@ def test_files_are_read(tmp_path) -> None:
 
 
 def test_each_placeholder_becomes_a_run() -> None:
-    assert expand([1, 9, 2, 9, 3], 9, [3, 1]) == ((1, 9, 9, 9, 2, 9, 3), (1, 5))
-    assert expand([1, 2], 9, []) == ((1, 2), ())
-    for ids, tokens in (([1, 9], [2, 2]), ([9, 9], [1]), ([1], [1])):
+    found = expand([1, 9, 2, 8, 9, 3], [(9, 3), (8, 2), (9, 1)], [9, 8])
+    assert found == ((1, 9, 9, 9, 2, 8, 8, 9, 3), (1, 5, 7))
+    assert expand([1, 2], [], [9]) == ((1, 2), ())
+    for ids, runs in (
+        ([1, 9], [(9, 2), (9, 2)]),
+        ([9, 9], [(9, 1)]),
+        ([1], [(9, 1)]),
+        ([8, 9], [(9, 1), (8, 1)]),
+    ):
         with pytest.raises(TemplateError, match="images"):
-            expand(ids, 9, tokens)
+            expand(ids, runs, [9, 8])

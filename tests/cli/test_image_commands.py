@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import clips
 import pictures
 import tiny_vision
 from civetta.chat.template import TemplateOptions
@@ -45,6 +46,26 @@ def test_prompt_shows_pictures(civetta, model, files):
     assert once(*blue)[0] != first[0]
     assert once(*red, *blue)[1] > first[1] > once()[1]
     assert once(*red, "--image-min-tokens", "64")[1] >= first[1] + 60
+
+
+def test_prompt_shows_videos(civetta, model, tmp_path):
+    """A file and the same frames in a folder; then what cannot be read."""
+    (tmp_path / "clip.mp4").write_bytes(clips.encoded(clips.greys(8), rate=2))
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    for number, frame in enumerate(clips.greys(8)):
+        (frames / f"{number}.png").write_bytes(pictures.encoded(frame))
+    reports = []
+    for path in (tmp_path / "clip.mp4", frames):
+        more = ("-m", model, "-n", "4", "--seed", "3", "--json", "--think", "off")
+        result = civetta("prompt", "What moves?", *more, "--video", str(path))
+        assert result.status == 0, result.err
+        reports.append(json.loads(result.out))
+    assert reports[0]["prompt_tokens"] == reports[1]["prompt_tokens"] > 4 * 32
+    (tmp_path / "bad.mp4").write_text("no video")
+    result = civetta("prompt", "x", "-m", model, "--video", str(tmp_path / "bad.mp4"))
+    assert result.status == 2
+    assert "error[invalid_video]: Video 1 cannot be used: its bytes are in no known" in result.err
 
 
 def test_prompt_names_the_picture_at_fault(civetta, model, files):

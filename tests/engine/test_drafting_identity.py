@@ -1,4 +1,4 @@
-"""A sample of benchmarks/drafting_identity.py on civetta-nano: a trained head, in every cell's company."""
+"""A sample of benchmarks/drafting_identity.py on civetta-nano, whose head is trained."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def identity(program):
 
 
 def sampled():
-    """Eight cells, each value of each axis among them, and prompts of any number."""
+    """Six cells, each value of each axis among them, and prompts of any number."""
     draw = random.Random(5)
     axes = [3, 5, 3, 2]
     orders = [[value for _ in range(3) for value in draw.sample(range(n), n)] for n in axes]
-    return [tuple(order[i] for order in orders) + (draw.randrange(199),) for i in range(6)]
+    return [(*(order[i] for order in orders), draw.randrange(199)) for i in range(6)]
 
 
 @pytest.mark.parametrize("cell", sampled())

@@ -46,11 +46,11 @@ def bench(tmp_path_factory):
     return Bench(tiny_vision.write(tmp_path_factory.mktemp("tiny") / "model"))
 
 
-def requests(engine, sampling, count=len(ASKED)):
+def requests(engine, sampling):
     """One conversation each; the picture of `RED, BLUE` is the last thing before the reply opens."""
     options = ReplyOptions(sampling=SAMPLINGS[sampling], max_tokens=14, logprobs=2, ignore_eos=True)
     made = []
-    for parts in ASKED[:count]:
+    for parts in ASKED:
         items = [
             TextPart(text=part) if isinstance(part, str) else bytes_part(part, index=1)
             for part in parts

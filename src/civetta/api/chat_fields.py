@@ -16,7 +16,7 @@ from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
     from civetta.chat.answer_format import AnswerFormat, ToolChoice
-    from civetta.chat.message import ImagePart, Part, Role
+    from civetta.chat.message import ImagePart, Part, Role, VideoPart
     from civetta.chat.template import TemplateOptions
     from civetta.options import ReasoningOptions
 
@@ -28,8 +28,17 @@ class ImageUrlFields(msgspec.Struct, kw_only=True):
     detail: str | None = None
 
 
+class VideoUrlFields(msgspec.Struct, kw_only=True):
+    """The inner object of a video part."""
+
+    url: str
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message's content; text and image_url are the kinds that are read."""
+    """One part of a message's content; text, image_url, video_url and video are the kinds read.
+
+    `video` is a list of frames, `fps` of them a second, as Qwen clients send it.
+    """
 
     type: str
     text: str | None = None
@@ -37,7 +46,9 @@ class ContentPart(msgspec.Struct, kw_only=True):
     image_url: ImageUrlFields | str | None = None
     input_audio: Any = None
     file: Any = None
-    video_url: Any = None
+    video_url: VideoUrlFields | str | None = None
+    video: list[str] | str | None = None
+    fps: float | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -274,14 +285,32 @@ def _parts(
         if part.type == "image_url":
             parts.append(_image(part.image_url, f"{place}.image_url", images))
             continue
+        if part.type in ("video_url", "video"):
+            parts.append(_video(part, place, images))
+            continue
         if part.type != "text":
             refuse(
-                place, f"parts of type {part.type[:40]!r} are not supported, text and image_url are"
+                place,
+                f"parts of type {part.type[:40]!r} are not supported; text, image_url, video_url"
+                " and video are",
             )
         if part.text is None:
             missing(f"{place}.text")
         parts.append(TextPart(text=part.text))
     return tuple(parts)
+
+
+def _video(part: ContentPart, place: str, images: ImageParts) -> VideoPart:
+    """A data URL, or a list of frames."""
+    value = part.video_url if part.type == "video_url" else part.video
+    place = f"{place}.{part.type}"
+    if value is None:
+        missing(place)
+    if isinstance(value, list):
+        return images.take_frames(value, place, fps=part.fps)
+    if isinstance(value, VideoUrlFields):
+        return images.take_video(value.url, f"{place}.url", fps=part.fps)
+    return images.take_video(value, place, fps=part.fps)
 
 
 def _image(value: ImageUrlFields | str | None, place: str, images: ImageParts) -> ImagePart:

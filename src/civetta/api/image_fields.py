@@ -1,4 +1,5 @@
-"""Images in requests, whatever the dialect: numbered in order, data URLs or https addresses."""
+"""Images and videos in requests, whatever the dialect: numbered in order, data URLs or, for images,
+https addresses."""
 
 from __future__ import annotations
 
@@ -6,19 +7,23 @@ from typing import TYPE_CHECKING
 
 from civetta.api.fields import refuse
 from civetta.chat.image_source import image_part
+from civetta.chat.video_source import frames_part, video_part
 
 if TYPE_CHECKING:
-    from civetta.chat.message import ImagePart
+    from collections.abc import Sequence
+
+    from civetta.chat.message import ImagePart, VideoPart
 
 DETAILS = (None, "auto", "high", "original")
 
 
 class ImageParts:
-    """Turns the images of one request into parts; each gets the next number."""
+    """Turns the images and videos of one request into parts; each gets the next number."""
 
     def __init__(self, *, allow_urls: bool) -> None:
         self._allow_urls = allow_urls
         self._count = 0
+        self._videos = 0
 
     def take(self, url: str, param: str, *, detail: str | None = None) -> ImagePart:
         """The part for the next image, found at `param`.
@@ -33,3 +38,13 @@ class ImageParts:
                 " smaller picture, or start the server with --image-max-tokens",
             )
         return image_part(url, index=self._count, param=param, allow_urls=self._allow_urls)
+
+    def take_video(self, url: str, param: str, *, fps: float | None = None) -> VideoPart:
+        """The part for the next video, a data URL found at `param`. Raises VideoInvalid."""
+        self._videos += 1
+        return video_part(url, index=self._videos, param=param, fps=fps)
+
+    def take_frames(self, urls: Sequence[str], param: str, *, fps: float | None) -> VideoPart:
+        """The part for the next video, given as frames. Raises VideoInvalid."""
+        self._videos += 1
+        return frames_part(urls, index=self._videos, param=param, fps=fps)

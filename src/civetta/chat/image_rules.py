@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from civetta.errors import CheckpointMalformed, UsageError
+
+if TYPE_CHECKING:
+    from civetta.chat.video_rules import VideoRules
 
 MIN_PIXELS = 65_536
 MAX_PIXELS = 16_777_216
@@ -85,11 +89,13 @@ class ImageSupport:
     """What a client of the engine needs to put images into a prompt.
 
     `token_id` is the placeholder that the template emits once an image, and that a prompt repeats
-    once an image token.
+    once an image token; `video_token_id` that of videos, whose frames are chosen by `video`.
     """
 
     rules: ImageRules
     token_id: int
+    video: VideoRules | None = None
+    video_token_id: int | None = None
 
 
 def rules_of(preprocessor: Mapping[str, object], base: ImageRules, where: str) -> ImageRules:

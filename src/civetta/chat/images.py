@@ -34,7 +34,7 @@ MAX_ENCODED_BYTES = 20 << 20
 FORMATS = "PNG, JPEG, WebP, GIF and BMP"
 
 # Decoders of foreign bytes raise whatever their parsers happen to meet.
-_DECODE_ERRORS = (
+DECODE_ERRORS = (
     OSError,
     SyntaxError,
     ValueError,
@@ -149,10 +149,10 @@ def decode_image(data: bytes, *, declared: str | None = None) -> Image.Image:
             _check_size(*image.size)
             image.load()
             _check_size(*image.size)
-            return _upright(_flattened(image), _orientation(image))
+            return _upright(flattened(image), _orientation(image))
     except _BOMBS as error:  # its own limit is above ours and is met while it opens a file
         raise BadImage(f"it has more than {MAX_DECODED_PIXELS} pixels") from error
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         raise BadImage(f"its {kind} data is damaged or incomplete ({_short(error)})") from error
 
 
@@ -206,7 +206,7 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _flattened(image: Image.Image) -> Image.Image:
+def flattened(image: Image.Image) -> Image.Image:
     """RGB; transparent pixels show white behind them."""
     if image.mode in _MODES_16_BIT:
         return _from_16_bit(image)
@@ -230,7 +230,7 @@ def _orientation(image: Image.Image) -> int:
     """EXIF orientation 1..8; upright when the EXIF data is broken, as browsers have it."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
-    except _DECODE_ERRORS:
+    except DECODE_ERRORS:
         return 1
     return value if isinstance(value, int) else 1
 

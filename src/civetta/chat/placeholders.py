@@ -11,23 +11,25 @@ if TYPE_CHECKING:
 
 
 def expand(
-    ids: Sequence[int], token_id: int, tokens: Sequence[int]
+    ids: Sequence[int], runs: Sequence[tuple[int, int]], token_ids: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids with placeholder number n repeated tokens[n] times, and where each run starts.
+    """The ids with each placeholder repeated, and where each run starts.
 
-    Raises TemplateError when the template made more or fewer placeholders than there are images.
+    `runs`: (placeholder id, tokens) of every image and group of frames, in the order of the prompt;
+    `token_ids`: all ids that are placeholders. Raises TemplateError when the template made other
+    placeholders than that.
     """
-    places = [i for i, found in enumerate(ids) if found == token_id]
-    if len(places) != len(tokens):
+    places = [i for i, found in enumerate(ids) if found in token_ids]
+    if [ids[place] for place in places] != [token_id for token_id, _ in runs]:
         raise TemplateError(
-            f"The chat template shows {len(places)} of the conversation's {len(tokens)} images;"
-            " use the model's own template.",
+            f"The chat template shows {len(places)} of the conversation's {len(runs)} images, or"
+            " others; use the model's own template.",
             param="messages",
         )
     out: list[int] = []
     starts: list[int] = []
     done = 0
-    for place, count in zip(places, tokens, strict=True):
+    for place, (token_id, count) in zip(places, runs, strict=True):
         out += ids[done:place]
         starts.append(len(out))
         out += [token_id] * count

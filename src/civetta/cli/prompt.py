@@ -13,6 +13,7 @@ import msgspec
 from civetta.chat.image_source import file_part
 from civetta.chat.message import Conversation, Message, TextPart, text_message
 from civetta.chat.reply import ContentDelta, ReasoningDelta
+from civetta.chat.video_source import file_video
 from civetta.cli import engine_setup
 from civetta.cli.asking import (
     TracedEngine,
@@ -29,7 +30,9 @@ from civetta.engine.client import ChatClient, ReplyDelta, ReplyEnd
 from civetta.errors import UsageError
 
 if TYPE_CHECKING:
-    from civetta.chat.message import ImagePart
+    from collections.abc import Sequence
+
+    from civetta.chat.message import ImagePart, VideoPart
     from civetta.engine.client import PreparedReply, ReplyStream
     from civetta.options import Settings
 
@@ -44,6 +47,13 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
 @click.option("--system", metavar="TEXT", help="System message to put first.")
 @click.option(
     "--image", "images", metavar="FILE", multiple=True, help="Picture to ask about; repeatable."
+)
+@click.option(
+    "--video",
+    "videos",
+    metavar="PATH",
+    multiple=True,
+    help="Video to ask about, or a folder of frames at two a second; repeatable.",
 )
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without chat template.")
 @click.option(
@@ -67,6 +77,7 @@ def prompt(
     file: str | None,
     system: str | None,
     images: tuple[str, ...],
+    videos: tuple[str, ...],
     raw: bool,
     no_display_prompt: bool,
     as_json: bool,
@@ -75,17 +86,24 @@ def prompt(
 
     The prompt is TEXT, or comes from -p or -f; TEXT - reads it from stdin.
     """
-    for flag, given in (("--system", system is not None), ("--image", bool(images))):
+    for flag, given in (
+        ("--system", system is not None),
+        ("--image", bool(images)),
+        ("--video", bool(videos)),
+    ):
         if raw and given:
             raise UsageError(f"{flag} needs the chat template, which --raw leaves out: drop one.")
-    pictures = [file_part(Path(name), index=i) for i, name in enumerate(images, 1)]
+    media: list[ImagePart | VideoPart] = [
+        *(file_part(Path(name), index=i) for i, name in enumerate(images, 1)),
+        *(file_video(Path(name), index=i) for i, name in enumerate(videos, 1)),
+    ]
     question = _question(text, flag_text, file)
     started_s = time.monotonic()
     engine = TracedEngine(engine_setup.build_engine(settings))
     try:
         load_s = time.monotonic() - started_s
         client = ChatClient(engine)
-        prepared = _prepare(client, settings, question, system, pictures, raw=raw)
+        prepared = _prepare(client, settings, question, system, media, raw=raw)
         quiet = as_json or (not sys.stderr.isatty() and not level_of(settings))
         if raw and not as_json and not no_display_prompt:
             _write(question)
@@ -130,14 +148,14 @@ def _prepare(
     settings: Settings,
     question: str,
     system: str | None,
-    pictures: list[ImagePart],
+    media: Sequence[ImagePart | VideoPart],
     *,
     raw: bool,
 ) -> PreparedReply:
     options = reply_options(settings)
     if raw:
         return client.prepare_text(question, options)
-    messages = [Message(role="user", parts=(*pictures, TextPart(text=question)))]
+    messages = [Message(role="user", parts=(*media, TextPart(text=question)))]
     if system is not None:
         messages.insert(0, text_message("system", system))
     return client.prepare(Conversation(messages=tuple(messages)), options)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from civetta.chat.answer_format import AUTO
 from civetta.chat.reply import ContentDelta, Reply, ReplyParser, assemble
 from civetta.chat.template import TemplateOptions
+from civetta.chat.video_text import with_times
 from civetta.decode.presets import resolve
 from civetta.engine.constraining import constraint_of
 from civetta.engine.protocol import (
@@ -193,15 +194,22 @@ class ChatClient:
     def prepare(
         self, conversation: Conversation, options: ReplyOptions | None = None
     ) -> PreparedReply:
-        """Render, encode, read images; nothing is queued, the prompt's length is not checked.
+        """Render, encode, read images and videos; nothing is queued, the prompt's length is not
+        checked.
 
-        Raises RequestInvalid, ImageInvalid, TemplateError, TokenizerError, or ContextOverflow for
-        images that alone overflow the context.
+        Raises RequestInvalid, ImageInvalid, VideoInvalid, TemplateError, TokenizerError, or
+        ContextOverflow for images that alone overflow the context.
         """
         options = options or ReplyOptions()
         if conversation.tools and (not options.tools or options.tool_choice.mode == "none"):
             conversation = replace(conversation, tools=())
         rendered = self._engine.template.render(conversation, options.template)
+        media = None
+        if conversation.media:
+            from civetta.engine.image_prompt import PromptMedia  # brings numpy and PIL
+
+            media = PromptMedia.read(conversation.media, self._engine.info)
+            rendered = with_times(rendered, media.times)
         prompt_ids = self._engine.tokenizer.encode(
             rendered.text, literal_starts=rendered.literal_starts
         )
@@ -211,10 +219,8 @@ class ChatClient:
             thinking_budget=options.thinking_budget,
             constraint=constraint_of(conversation.tools, options),
         )
-        if conversation.media:
-            from civetta.engine.image_prompt import lay_images  # brings numpy and PIL
-
-            request = lay_images(request, conversation.media, self._engine.info)
+        if media is not None:
+            request = media.lay(request)
         return PreparedReply(
             request=request,
             thinking=rendered.opens_thinking,

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from civetta.state.session import Session, SessionStore
 
-IMAGE_PAD = "<|image_pad|>"
+IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
 DEFAULT_IMAGE_TOKEN = 248056  # model.md F-22: older GGUF files state none
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -189,7 +189,7 @@ def load_engine(settings: Settings) -> Engine:
     vision = find_vision(settings.vision, checked)
     images = None
     if vision is not None:
-        images = ImageSupport(rules=vision.rules, token_id=image_token(checked, loaded.tokenizer))
+        images = image_support(vision, checked, loaded.tokenizer)
     info = ModelInfo(
         model_id=settings.server.served_model_name or _model_id(loaded.path, embedded=embedded),
         path=str(loaded.path),
@@ -261,6 +261,22 @@ def find_vision(settings: VisionOptions, checked: CheckedModel) -> CheckedVision
         return None
     limits = settings.image_min_tokens, settings.image_max_tokens
     return replace(vision, rules=vision.rules.limited(*limits))
+
+
+def image_support(
+    vision: CheckedVision, checked: CheckedModel, tokenizer: Tokenizer | None
+) -> ImageSupport:
+    """Rules and placeholders of images and videos. Raises TokenizerError.
+
+    Without a placeholder of its own, videos are not taken.
+    """
+    pad = [] if tokenizer is None else tokenizer.encode(VIDEO_PAD)
+    return ImageSupport(
+        rules=vision.rules,
+        token_id=image_token(checked, tokenizer),
+        video=vision.video,
+        video_token_id=pad[0] if len(pad) == 1 else None,
+    )
 
 
 def image_token(checked: CheckedModel, tokenizer: Tokenizer | None) -> int:

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from civetta.chat.video_rules import VideoRules
 from civetta.checkpoint.gguf_split import gguf_role
 from civetta.checkpoint.source import open_checkpoint
 from civetta.checkpoint.tensors import not_found
@@ -19,6 +20,7 @@ from civetta.model.vision_config import (
     from_hf_vision,
     gguf_rules,
     hf_rules,
+    hf_video_rules,
 )
 from civetta.model.vision_weights import (
     HF_PREFIX,
@@ -49,12 +51,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedVision:
-    """A tower whose names, shapes and types are proved; `rules` say how images are cut for it."""
+    """A tower whose names, shapes and types are proved; `rules` say how images are cut for it,
+    `video` how frames are chosen and cut."""
 
     checkpoint: Checkpoint
     names: Literal["hf", "mmproj"]
     config: VisionConfig
     rules: ImageRules
+    video: VideoRules
 
 
 def hf_vision(checkpoint: Checkpoint) -> CheckedVision | None:
@@ -71,7 +75,8 @@ def hf_vision(checkpoint: Checkpoint) -> CheckedVision | None:
     where = str(checkpoint.path)
     config = from_hf_vision(values, where)
     rules = hf_rules(checkpoint.metadata, config, where)
-    return CheckedVision(checkpoint=checkpoint, names="hf", config=config, rules=rules)
+    video = hf_video_rules(checkpoint.metadata, rules, where)
+    return CheckedVision(checkpoint=checkpoint, names="hf", config=config, rules=rules, video=video)
 
 
 def check_mmproj(path: Path | str) -> CheckedVision:
@@ -96,7 +101,13 @@ def check_mmproj(path: Path | str) -> CheckedVision:
     binder = Binder(checkpoint, dry=True)
     bind_gguf_vision(binder, config)
     binder.finish()
-    return CheckedVision(checkpoint=checkpoint, names="mmproj", config=config, rules=rules)
+    return CheckedVision(
+        checkpoint=checkpoint,
+        names="mmproj",
+        config=config,
+        rules=rules,
+        video=VideoRules(image=rules),
+    )
 
 
 def find_mmproj(model: Path) -> Path | None:

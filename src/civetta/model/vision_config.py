@@ -7,11 +7,14 @@ from math import isqrt
 from typing import TYPE_CHECKING
 
 from civetta.chat.image_rules import ImageRules, channels, rules_of
+from civetta.chat.video_rules import video_rules_of
 from civetta.errors import ArchitectureUnsupported, CheckpointMalformed
 from civetta.model.config_keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from civetta.chat.video_rules import VideoRules
 
 CHANNELS = 3
 HF_NORM_EPS = 1e-6
@@ -132,6 +135,19 @@ def hf_rules(metadata: Mapping[str, object], config: VisionConfig, where: str) -
     if not isinstance(found, dict):
         return config.rules
     return rules_of(found, config.rules, where)
+
+
+def hf_video_rules(metadata: Mapping[str, object], rules: ImageRules, where: str) -> VideoRules:
+    """Rules of a folder's videos: video_preprocessor_config.json, else the video part of
+    processor_config.json, else model.md D.1 with the images' normalisation.
+
+    Raises CheckpointMalformed.
+    """
+    found = metadata.get("video_preprocessor_config.json")
+    if not isinstance(found, dict):
+        whole = metadata.get("processor_config.json")
+        found = whole.get("video_processor") if isinstance(whole, dict) else None
+    return video_rules_of(found if isinstance(found, dict) else None, rules, where)
 
 
 def gguf_rules(metadata: Mapping[str, object], config: VisionConfig, where: str) -> ImageRules:
