@@ -15,10 +15,10 @@ import torch
 
 from civetta.cache.off import NoCache
 from civetta.cache.setup import build_cache, plan_cache
-from civetta.chat.image_rules import ImageSupport
 from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
-from civetta.engine.load import TrunkModel, find_vision, image_token, load_trunk_only
+from civetta.engine.load import TrunkModel, load_trunk_only
+from civetta.engine.load_vision import find_vision, image_support
 from civetta.engine.memory import state_sizes
 from civetta.engine.protocol import Finished, GenerateRequest, ModelInfo, TokenEvent
 from civetta.engine.speculation import Drafting
@@ -119,8 +119,7 @@ class Bench:
         vision = find_vision(VisionOptions(), loaded.checked)
         images, tower = None, None
         if vision is not None:
-            token_id = image_token(loaded.checked, loaded.tokenizer)
-            images = ImageSupport(rules=vision.rules, token_id=token_id)
+            images = image_support(vision, loaded.checked, loaded.tokenizer)
             tower = LazyTower(vision, dtype=loaded.trunk.dtype, ops=loaded.ops)
         return Engine(
             TrunkModel(loaded.trunk, store, tower),

@@ -40,7 +40,8 @@ from civetta.chat.image_source import bytes_part
 from civetta.chat.images import cut_patches
 from civetta.chat.message import Conversation, Message, TextPart
 from civetta.engine.client import ChatClient, ReplyDelta, ReplyOptions
-from civetta.engine.load import find_vision, load_trunk_only
+from civetta.engine.load import load_trunk_only
+from civetta.engine.load_vision import find_vision
 from civetta.kernels.select import REFERENCE, select
 from civetta.model.embedded import embedded_model_path
 from civetta.model.vision import VisionTower

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from civetta.chat.image_rules import ImageSupport
 from civetta.engine.engine import Engine
-from civetta.engine.load import TrunkModel, image_token, load_trunk_only
+from civetta.engine.load import TrunkModel, load_trunk_only
+from civetta.engine.load_vision import image_support
 from civetta.engine.protocol import Finished, TokenEvent
 from civetta.engine.speculation import Drafting
 from civetta.model.mtp import Chain
@@ -90,8 +90,7 @@ class Bench:
             )
         vision, images, tower = self.loaded.checked.vision, None, None
         if vision is not None:
-            token = image_token(self.loaded.checked, self.loaded.tokenizer)
-            images = ImageSupport(rules=vision.rules, token_id=token)
+            images = image_support(vision, self.loaded.checked, self.loaded.tokenizer)
             tower = LazyTower(vision, dtype=self.trunk.dtype, ops=self.loaded.ops)
         store = self.trunk.store(sessions=sessions, context_tokens=context, pages=pages)
         return Engine(

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -17,11 +17,11 @@ import torch
 from civetta import __version__
 from civetta.cache.fingerprint import model_fingerprint
 from civetta.cache.setup import build_cache, plan_cache
-from civetta.chat.image_rules import ImageSupport
 from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
 from civetta.engine.engine import Engine
 from civetta.engine.load_drafting import HEAD_NORMS, draft_head, drafting_of
+from civetta.engine.load_vision import find_vision, image_support
 from civetta.engine.memory import MemoryNeeds, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
 from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
@@ -31,7 +31,7 @@ from civetta.log import log_event
 from civetta.model.bind_table import GGUF_TABLE
 from civetta.model.build import CheckedModel, TableOptions, build_trunk, check_checkpoint
 from civetta.model.embedded import MODEL_ID, embedded_model_path
-from civetta.model.vision_build import LazyTower, check_mmproj, check_width, find_mmproj
+from civetta.model.vision_build import LazyTower
 from civetta.ngram.placement import StoreOptions
 
 if TYPE_CHECKING:
@@ -46,17 +46,13 @@ if TYPE_CHECKING:
     from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
     from civetta.model.vision import ImageEncoding
-    from civetta.model.vision_build import CheckedVision
     from civetta.options import (
         CacheOptions,
         ModelOptions,
         Settings,
-        VisionOptions,
     )
     from civetta.state.session import Session, SessionStore
 
-IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
-DEFAULT_IMAGE_TOKEN = 248056  # model.md F-22: older GGUF files state none
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
@@ -241,59 +237,6 @@ def table_options(options: ModelOptions) -> TableOptions:
         ),
         prefetch=options.ngram_prefetch == "on",
     )
-
-
-def find_vision(settings: VisionOptions, checked: CheckedModel) -> CheckedVision | None:
-    """The tower to use: the sidecar that is named, else the model's own or the one beside it.
-
-    Raises CheckpointError, and UsageError for bounds that contradict each other.
-    """
-    vision = checked.vision
-    if settings.mmproj == "none":
-        return None
-    sidecar = None if settings.mmproj is None else Path(settings.mmproj)
-    if sidecar is None and checked.checkpoint.kind == "gguf":
-        sidecar = find_mmproj(checked.checkpoint.path)
-    if sidecar is not None:
-        vision = check_mmproj(sidecar)
-        check_width(vision, checked.config.hidden)
-    if vision is None:
-        return None
-    limits = settings.image_min_tokens, settings.image_max_tokens
-    return replace(vision, rules=vision.rules.limited(*limits))
-
-
-def image_support(
-    vision: CheckedVision, checked: CheckedModel, tokenizer: Tokenizer | None
-) -> ImageSupport:
-    """Rules and placeholders of images and videos. Raises TokenizerError.
-
-    Without a placeholder of its own, videos are not taken.
-    """
-    pad = [] if tokenizer is None else tokenizer.encode(VIDEO_PAD)
-    return ImageSupport(
-        rules=vision.rules,
-        token_id=image_token(checked, tokenizer),
-        video=vision.video,
-        video_token_id=pad[0] if len(pad) == 1 else None,
-    )
-
-
-def image_token(checked: CheckedModel, tokenizer: Tokenizer | None) -> int:
-    """The placeholder of images: the tokenizer's, which must be the configuration's.
-
-    Raises TokenizerError when they differ.
-    """
-    stated = checked.config.image_token_id
-    found = [] if tokenizer is None else tokenizer.encode(IMAGE_PAD)
-    if len(found) != 1:
-        return DEFAULT_IMAGE_TOKEN if stated is None else stated
-    if stated not in (None, found[0]):
-        raise TokenizerError(
-            f"{checked.checkpoint.path}: the configuration calls token {stated} the image's"
-            f" placeholder, the tokenizer token {found[0]}; the files do not belong together"
-        )
-    return found[0]
 
 
 def read_text_side(checked: CheckedModel) -> tuple[Tokenizer | None, ChatTemplate | None]:
