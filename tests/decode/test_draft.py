@@ -127,6 +127,29 @@ def test_replies_drop_out_one_by_one():
     assert drafts[0].ids == drafts[2].ids[:3]
 
 
+def test_drafts_are_announced_before_the_next_step():
+    """So that rows of the n-gram table are read while the head draws more."""
+    params, log = SamplingParams(temperature=0), []
+
+    class Watched(Head):
+        def extend(self, chain, ids):
+            log.append("step")
+            return super().extend(chain, ids)
+
+    tasks = [task([1, 2], params, 3), task([1, 7], params, 1)]
+    drafter = MtpDrafter(Watched(logits_of), lambda session, ids: log.append((session, ids)))
+    first, second = (draft.ids for draft in drafter.propose(tasks, lambda place, so_far: True))
+    a, b = (one.session for one in tasks)
+    assert log == [
+        (a, [2, first[0]]),
+        (b, [7, second[0]]),
+        "step",
+        (a, [2, *first[:2]]),
+        "step",
+        (a, [2, *first]),
+    ]
+
+
 def test_nothing_wanted_nothing_computed():
     head = Head(logits_of)
     params = SamplingParams(temperature=0)

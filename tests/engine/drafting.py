@@ -56,10 +56,10 @@ class Prophet:
 class Bench:
     """Loads a trunk once; `engine` makes engines on it."""
 
-    def __init__(self, folder, **drafting):
+    def __init__(self, folder, *, placement="auto", **drafting):
         self.loaded = load_trunk_only(
             Settings(
-                model=ModelOptions(model=str(folder), threads=1),
+                model=ModelOptions(model=str(folder), threads=1, ngram_placement=placement),
                 drafting=DraftingOptions(**{"speculative": "mtp", **drafting}),
             )
         )

@@ -213,3 +213,16 @@ def test_page_shortage_stops_drafts_not_replies(bench, plain):
     head = prophet(bench, plain["warm"])
     with bench.engine(sessions=6, context=146, draft=7, head=head) as engine:
         assert said(replies(engine, asked(SAMPLINGS["warm"], 6))) == said(plain["warm"][:6])
+
+
+def test_rows_of_drafts_are_read_ahead(tmp_path, plain):
+    """With the table on disk, a verified launch finds every row claimed."""
+    bench = Bench(write_tiny(tmp_path), placement="disk")
+    head = prophet(bench, plain["greedy"])
+    with bench.engine(draft=7, head=head) as engine:
+        before = bench.trunk._rows.stats()
+        (found,) = replies(engine, asked(SAMPLINGS["greedy"], 1))
+        after = bench.trunk._rows.stats()
+    assert said([found]) == said(plain["greedy"][:1])
+    assert after.claimed - before.claimed >= (1 + 7) + (1 + 4)  # two launches' tokens, one by one
+    assert after.plain - before.plain <= 1  # the prompt, which nothing announced

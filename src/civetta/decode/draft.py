@@ -96,10 +96,16 @@ class LookupDrafter:
 
 
 class MtpDrafter:
-    """Drafts with the model's own head, several replies a step; tasks drop out one by one."""
+    """Drafts with the model's own head, several replies a step; tasks drop out one by one.
 
-    def __init__(self, head: MtpHead) -> None:
-        self._head = head
+    `announce(session, ids)` is told what the session's next launch will begin with as it becomes
+    known, so that what has to be read for it is read while the next step draws more.
+    """
+
+    def __init__(
+        self, head: MtpHead, announce: Callable[[Session, Sequence[int]], None] | None = None
+    ) -> None:
+        self._head, self._announce = head, announce
 
     def propose(
         self, tasks: Sequence[DraftTask], go_on: Callable[[int, Draft], bool]
@@ -130,6 +136,8 @@ class MtpDrafter:
                 tasks[i].history.append(token_id)
                 drafts[i].ids.append(token_id)
                 drafts[i].grades.append(mtp_grade(probability))
+                if self._announce is not None:
+                    self._announce(tasks[i].session, [tasks[i].next_id, *drafts[i].ids])
             stay = [
                 k
                 for k, i in enumerate(places)

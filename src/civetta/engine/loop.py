@@ -117,7 +117,9 @@ class StepLoop:
             clock=clock,
             speculation=None
             if drafting is None
-            else Speculation(drafting, clock=clock, guard=self._attempt.error_of),
+            else Speculation(
+                drafting, clock=clock, guard=self._attempt.error_of, announce=model.expect
+            ),
         )
         self._sharing = SharedPrefixes(cache, clock=clock)
         self._prefill = Prefill(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from civetta.engine.job import Job
     from civetta.errors import CivettaError
     from civetta.model.mtp import MtpHead
+    from civetta.state.session import Session
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class _Round:
 class Speculation:
     """Proposes drafts and learns. Used by the step thread alone.
 
-    `guard` runs an action and returns its fault instead of raising it.
+    `guard` runs an action and returns its fault instead of raising it. `announce(session, ids)` is
+    told what a session's next launch will begin with, so that it is read ahead.
     """
 
     def __init__(
@@ -98,12 +100,15 @@ class Speculation:
         *,
         clock: Callable[[], float],
         guard: Callable[[Callable[[], None]], CivettaError | None],
+        announce: Callable[[Session, Sequence[int]], None] | None = None,
     ) -> None:
         assert 1 <= drafting.most <= MOST_DRAFTS, "more drafts than a sequence can take back"
         assert (drafting.head is not None) == (drafting.mode == "mtp")
         self._drafting, self._clock, self._guard = drafting, clock, guard
         self._lookup: Drafter = LookupDrafter()
-        self._mtp: Drafter | None = None if drafting.head is None else MtpDrafter(drafting.head)
+        self._mtp: Drafter | None = None
+        if drafting.head is not None:
+            self._mtp = MtpDrafter(drafting.head, announce)
         self._launch, self._steps = RoundCost(drafting.launches), RoundCost(drafting.steps)
         self._accepted = Acceptance()
         self._replies: dict[int, _Reply] = {}
