@@ -1,4 +1,4 @@
-"""Which frames of a video a model sees, how large, and when (model.md D.1, D.3). No PIL, no torch."""
+"""Which frames of a video a model sees, how large, and when (model.md D.1, D.3). No PIL, no numpy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from civetta.chat.image_rules import MAX_ASPECT, rules_of
 from civetta.errors import CheckpointMalformed
@@ -44,7 +42,8 @@ class VideoRules:
     def chosen(self, total: int, rate: float) -> list[int]:
         """Numbers of the frames to take, ascending, of `total` at `rate` a second."""
         count = min(max(int(total / rate * self.fps), self.min_frames), self.max_frames, total)
-        return [int(i) for i in np.linspace(0, total - 1, count).round()]
+        step = (total - 1) / max(count - 1, 1)
+        return [*(round(i * step) for i in range(count - 1)), total - 1] if count > 1 else [0]
 
     def resized(self, frames: int, height: int, width: int) -> tuple[int, int]:
         """The size of every frame: multiples of a token's side, all frames within the bounds.
