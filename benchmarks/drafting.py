@@ -4,9 +4,10 @@
     python benchmarks/drafting.py steps [-m MODEL] [--save FILE]
 
 speed: tokens a second of decoding over those without drafts (sum over users, medians of rounds), and
-how many drafts stood by depth, on prose and on text that repeats itself.
+how many drafts stood by depth, on prose, on text that repeats itself, and on noise that cannot be
+foreseen, where drafting can only lose.
 steps: a launch of 1 to 8 rows, a draft step, and the acceptance at which drafts of each length pay.
-That no reply changes is drafting_identity.py's matter; here only greedy replies are compared.
+That no reply changes is drafting_identity.py's matter; both sides' replies are compared all the same.
 
 --cpu-time counts the step thread's processor time with one thread, for a machine that others use.
 Without -m the embedded model; --random-head adds an untrained draft head to a Hugging Face folder
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drafting_bench import PROSE, REPEATS, SAMPLINGS, Bench, run_all, with_random_head
+from drafting_bench import KINDS, Bench, run_all, with_random_head
 
 from civetta.model.embedded import embedded_model_path
 
@@ -43,6 +44,7 @@ def main() -> None:
         command.add_argument("--save", type=Path)
         if name == "speed":
             command.add_argument("--mode", choices=("mtp", "lookup"), default="mtp")
+            command.add_argument("--kinds", choices=tuple(KINDS), nargs="+", default=list(KINDS))
             command.add_argument("--users", type=int, nargs="+", default=[1, 2, 4, 8])
             command.add_argument("--tokens", type=int, default=128)
             command.add_argument("--rounds", type=int, default=3)
@@ -71,10 +73,11 @@ def main() -> None:
 
 def speed(bench: Bench, a: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"mode": a.mode, "tokens": a.tokens, "rounds": a.rounds}
-    for kind, texts in (("prose", PROSE), ("repetitive", REPEATS)):
+    for kind in a.kinds:
+        texts, sampling = KINDS[kind]
         for users in a.users:
             chosen = [texts[i % len(texts)] for i in range(max(users, 4))]
-            requests = bench.requests(chosen, SAMPLINGS["greedy"], a.tokens)
+            requests = bench.requests(chosen, sampling, a.tokens)
             rates: dict[str, list[float]] = {"off": [], a.mode: []}
             depths = np.zeros((7, 2), int)
             with bench.engine(users, "off") as off, bench.engine(users, a.mode) as on:
@@ -96,9 +99,17 @@ def speed(bench: Bench, a: argparse.Namespace) -> dict[str, Any]:
                 "ratios": [round(x, 3) for x in ratios],
                 "drafted_by_depth": depths[:, 0].tolist(),
                 "accepted_by_depth": depths[:, 1].tolist(),
+                "tokens_a_launch": _tokens_a_launch(depths, on, a.tokens, len(requests)),
             }
             print(kind, users, report[f"{kind}, {users} users"], file=sys.stderr)
     return report
+
+
+def _tokens_a_launch(depths: np.ndarray, engine: Any, tokens: int, replies: int) -> float:
+    """Tokens of a reply for each of its launches: the prefill brings one, drafts that stood save one."""
+    rounds = engine.stats().generated_tokens_total // tokens // replies
+    decoded = rounds * replies * (tokens - 1)
+    return round(decoded / (decoded - int(depths[:, 1].sum())), 2)
 
 
 # ---- steps ------------------------------------------------------------------------------------------

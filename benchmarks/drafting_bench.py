@@ -58,6 +58,16 @@ REPEATS = [
     "Write the list again: apple, pear, plum, apple, pear, plum, apple, pear, plum, apple",
     "Count: 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3",
 ]
+NOISE = [
+    "xq wv 81 plim kors, ute? 7 7 dwa",
+    "Frob the glim and wug it twice, then slithy?",
+    "9f3a 77c1 e02b 5d5d 1c9e",
+    "zzt brr kho! lalu menti ore fa",
+    "Qeta, roni, uls: vim pad kel?",
+    "how wu 12 ni sept dorr 3 ly",
+    "Yon tilth, mirk and fey; ullage?",
+    "a1b2 c3 d4e5 f6, g7h8 i9",
+]
 PROMPTS = PROSE + REPEATS
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0),
@@ -73,6 +83,12 @@ SAMPLINGS = {
         presence_penalty=0.2,
     ),
 }
+KINDS = {
+    "prose": (PROSE, SAMPLINGS["greedy"]),
+    "repetitive": (REPEATS, SAMPLINGS["greedy"]),
+    "noise": (NOISE, SamplingParams(temperature=1.5, seed=3)),
+}
+"""Prompts and sampling by kind; replies to noise at T 1.5 can hardly be foreseen."""
 
 
 class Bench:

@@ -58,6 +58,19 @@ def test_cost_follows_the_machine():
     assert found.seconds(1, 1) < 3.3 * 1.15  # one hiccup is no new machine
 
 
+def test_bad_readings_of_one_size_are_forgotten():
+    """A busy spell met launches of eight rows alone; later ones are planned as if it had not been."""
+    found = cost(1.0, 0.0, 0.1)
+    for _ in range(30):
+        found.observe(Measured(sessions=1, rows=8, seconds=6.0))
+    assert found.seconds(1, 8) > 3 * 1.8 / 1.5
+    assert found.seconds(1, 8) / found.seconds(1, 1) > 2 * 1.8 / 1.1
+    for _ in range(1500):
+        found.observe(Measured(sessions=1, rows=1, seconds=1.1))
+    assert found.seconds(1, 8) == pytest.approx(1.8, rel=0.1)
+    assert found.seconds(1, 1) == pytest.approx(1.1, rel=0.03)
+
+
 def test_acceptance_learns_by_depth_and_grade():
     all_, rng = Acceptance(), np.random.default_rng(0)
     mine = Acceptance(all_)

@@ -81,25 +81,30 @@ class Measured:
     seconds: float
 
 
+FADE = 0.997
+"""What is left of a size's factor (of its logarithm) after another launch."""
+
+
 class RoundCost:
     """Seconds of a launch of so many sessions and rows: a + b sessions + c rows, then corrected.
 
     A common factor follows slow changes (longer contexts, a busy machine), one factor a size what
     is peculiar to it. Each moves by a fraction of the surprise, and no single surprise counts for
-    more than a factor of two.
+    more than a factor of two. A size's factor fades with every launch, its own ones too, into the
+    common one: a bad reading would else keep a size from being tried, and so from being read again.
     """
 
-    __slots__ = ("_base", "_drift", "_own")
+    __slots__ = ("_base", "_drift", "_launches", "_own")
 
     def __init__(self, calibration: Sequence[Measured]) -> None:
         self._base = _fit(calibration)
         self._drift = 1.0
-        self._own: dict[tuple[int, int], float] = {}
+        self._launches = 0
+        self._own: dict[tuple[int, int], tuple[float, int]] = {}  # factor, and when it was true
 
     def seconds(self, sessions: int, rows: int) -> float:
         """What such a launch takes."""
-        own = self._own.get((sessions, rows), 1.0)
-        return self._plain(sessions, rows) * self._drift * own
+        return self._plain(sessions, rows) * self._drift * self._factor((sessions, rows))
 
     def observe(self, measured: Measured) -> None:
         """Correct by what a launch took."""
@@ -107,8 +112,14 @@ class RoundCost:
         surprise = measured.seconds / self.seconds(*size)
         surprise = min(max(surprise, 0.5), 2.0)
         self._drift = min(max(self._drift * surprise**0.03, 1e-3), 1e3)
-        own = self._own.get(size, 1.0) * surprise**0.1
-        self._own[size] = min(max(own, 0.25), 4.0)
+        self._launches += 1
+        own = self._factor(size) * surprise**0.1
+        self._own[size] = (min(max(own, 0.25), 4.0), self._launches)
+
+    def _factor(self, size: tuple[int, int]) -> float:
+        """What is peculiar to a size, nearer to nothing the longer it was not seen."""
+        own, seen = self._own.get(size, (1.0, self._launches))
+        return float(own ** (FADE ** (self._launches - seen)))
 
     def _plain(self, sessions: int, rows: int) -> float:
         a, b, c = self._base
