@@ -201,7 +201,9 @@ def load_engine(settings: Settings) -> Engine:
     )
     tower = None
     if vision is not None:
-        tower = LazyTower(vision, dtype=loaded.trunk.dtype, ops=loaded.ops)
+        tower = LazyTower(
+            vision, dtype=loaded.trunk.dtype, ops=loaded.ops, device=loaded.trunk.device
+        )
     store = loaded.trunk.store(
         sessions=needs.sessions,
         context_tokens=needs.context_tokens,

@@ -66,8 +66,8 @@ class PackedWeight:
     """Planes of a matrix [rows, cols], or of E stacked ones: every plane is [E, rows, ...].
 
     codes: uint8 (nibbles of 64 columns in 32 bytes; or a byte a column), or plain numbers;
-    high: uint8, spare bits in column order (1 bit a column for 5, 2 bits for 6); scale, minimum:
-    one for each group; d, dmin: one for each span; levels: float32 [16].
+    high: uint8, spare bits of a run of 64 columns in 8 bytes (5 bits) or 16 (6), `_spare_bits`;
+    scale, minimum: one for each group; d, dmin: one for each span; levels: float32 [16].
     """
 
     recipe: Recipe
@@ -181,14 +181,25 @@ def _arranged(recipe: Recipe, f: _Fields) -> tuple[_Fields, Tensor | None]:
     }
     high = None
     if recipe.bits in {5, 6}:
-        width = recipe.bits - 4
-        spare = (codes >> 4).view(rows, -1, 8 // width)
-        shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
-        high = (spare << shifts).sum(-1, dtype=torch.uint8)
+        high = _spare_bits(codes >> 4, recipe.bits - 4)
     if recipe.bits != 8:
         halves = (codes & 15).view(rows, -1, 2, HALF_COLS)
         codes = (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1)
     return _Fields(codes=codes.contiguous(), **planes), high
+
+
+def _spare_bits(spare: Tensor, width: int) -> Tensor:
+    """Bits above the nibbles of [N, K] codes, `width` each, beside the nibbles' order.
+
+    The pair of columns i and i + 32 of a run of 64 has 2 * width bits; byte i mod I of the run's I
+    = 8 * width bytes holds them, at bit 8 / C * (i div I), C = 32 / I.
+    """
+    rows, inner = spare.shape[0], 8 * width
+    halves = spare.view(rows, -1, 2, HALF_COLS)
+    pairs = (halves[:, :, 0] | (halves[:, :, 1] << width)).view(rows, -1, HALF_COLS // inner, inner)
+    step = 2 * width
+    shifts = torch.arange(0, 8, step, dtype=torch.uint8, device=spare.device)
+    return (pairs << shifts[:, None]).sum(2, dtype=torch.uint8).flatten(1)
 
 
 def _filled(plane: Tensor | None, columns: int, cols: int) -> Tensor | None:

@@ -19,6 +19,7 @@ from civetta.kernels.packed import PackedExperts, PackedHyper, pack, pack_stack
 if TYPE_CHECKING:
     from civetta.checkpoint.quant import Weight
     from civetta.kernels.packed import PackedWeight
+    from civetta.model.vision_weights import VisionWeights
     from civetta.model.weights import MtpWeights, TrunkWeights
 
 # Vectors and small kernels that ops read as they are, by field name of the weight classes.
@@ -36,6 +37,10 @@ _VECTORS = frozenset(
         "norm_key_SD",
         "norm_query_SD",
         "norm_conv_SD",
+        "bias_N",
+        "gain_D",
+        "shift_D",
+        "positions_LD",
     }
 )
 
@@ -79,12 +84,21 @@ def place_head(
     )
 
 
+def place_tower(
+    weights: VisionWeights, device: torch.device, dtype: torch.dtype
+) -> VisionWeights:
+    """The vision tower on `device` for the GPU table of ops; matrices are packed."""
+    return _placed(weights, device, dtype)
+
+
 def _placed(part: _Part, device: torch.device, dtype: torch.dtype) -> _Part:
     """A weight, or a dataclass of weights, in the form the GPU's ops read."""
     if part is None:
         return part
     if isinstance(part, (Tensor, QuantTensor)):
         return cast("_Part", pack(part, dtype, device))
+    if isinstance(part, tuple):
+        return cast("_Part", tuple(_placed(one, device, dtype) for one in part))
     if isinstance(part, HyperWeights):
         return cast("_Part", _hyper(part, device, dtype))
     if isinstance(part, ExpertWeights):

@@ -14,6 +14,7 @@ from civetta.checkpoint.tensors import not_found
 from civetta.errors import ArchitectureUnsupported, TensorShapeWrong
 from civetta.log import log_event
 from civetta.model.binder import Binder
+from civetta.model.place import place_tower
 from civetta.model.vision import VisionTower
 from civetta.model.vision_config import (
     from_gguf_vision,
@@ -146,9 +147,13 @@ def bind_vision(binder: Binder, vision: CheckedVision) -> VisionWeights:
     return bind(binder, vision.config)
 
 
-def build_tower(vision: CheckedVision, *, dtype: torch.dtype, ops: Ops) -> VisionTower:
-    """The tower of a checked file; matrices stay views of it."""
+def build_tower(
+    vision: CheckedVision, *, dtype: torch.dtype, ops: Ops, device: torch.device | None = None
+) -> VisionTower:
+    """The tower of a checked file; on the CPU matrices stay views of it."""
     weights = bind_vision(Binder(vision.checkpoint, dry=False), vision)
+    if device is not None and device.type != "cpu":
+        weights = place_tower(weights, device, dtype)
     return VisionTower(vision.config, weights, ops, dtype)
 
 
@@ -166,8 +171,15 @@ def fingerprint(vision: CheckedVision) -> bytes:
 class LazyTower:
     """A checked tower that binds its weights when the first image comes."""
 
-    def __init__(self, vision: CheckedVision, *, dtype: torch.dtype, ops: Ops) -> None:
-        self._vision, self._dtype, self._ops = vision, dtype, ops
+    def __init__(
+        self,
+        vision: CheckedVision,
+        *,
+        dtype: torch.dtype,
+        ops: Ops,
+        device: torch.device | None = None,
+    ) -> None:
+        self._vision, self._dtype, self._ops, self._device = vision, dtype, ops, device
         self._tower: VisionTower | None = None
         self._fingerprint: bytes | None = None
 
@@ -181,7 +193,9 @@ class LazyTower:
     def begin(self, image: PreparedImage) -> ImageEncoding:
         """Start to encode an image. Raises CheckpointError when the file has gone."""
         if self._tower is None:
-            self._tower = build_tower(self._vision, dtype=self._dtype, ops=self._ops)
+            self._tower = build_tower(
+                self._vision, dtype=self._dtype, ops=self._ops, device=self._device
+            )
         return self._tower.begin(image)
 
 

@@ -3,11 +3,14 @@
 Legend: M rows of x, N outputs, K inputs; E stacked matrices (experts). The kernel computes
 y^T = W x^T so that the decoded weights are the operand held in registers.
 
-The inner dimension is cut into parts of PART_COLS columns. A part starts a fresh accumulator and the
-parts are added in order, whether one program walks them all (many rows) or a program each takes one
-and a second kernel adds them (few rows). So a row's bits do not depend on how many rows share the
-launch (design.md section 2). The tile sizes may follow the batch freely: `tl.dot` adds along K in
-one order whatever the tile.
+The inner dimension is cut into parts whose length follows from the weight alone. A part starts a
+fresh accumulator and the parts are added in order, whether one program walks them all (many rows) or
+a program each takes one and the last to finish adds them (few rows). So a row's bits do not depend
+on how many rows share the launch (design.md section 2). Tile sizes may follow the batch freely:
+`tl.dot` adds along K in one order whatever the tile.
+
+A step reads RUNS runs of 64 columns. Codes come as [N, RUNS, C, I] with C * I = 32: the innermost
+axis shares one step and one byte of spare bits, so each scale is loaded once for all its columns.
 """
 
 from __future__ import annotations
@@ -19,19 +22,26 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.packed import HALF_COLS, TILE_COLS, PackedWeight
+from civetta.kernels.packed import TILE_COLS, PackedWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PART_COLS = 1024
-"""Columns of one accumulator."""
-
 FEW_ROWS = 64
 """Up to so many rows, the parts of the inner dimension run beside each other."""
 
-TILE_COLS_C = tl.constexpr(TILE_COLS)
-HALF_COLS_C = tl.constexpr(HALF_COLS)
+PROGRAMS = 264
+"""Programs that keep a large GPU busy; a weight is cut until it has about so many."""
+
+PART_STEP = 512
+"""A part has a multiple of so many columns."""
+
+FEW_COLS = 32
+"""Outputs of a tile when rows are few."""
+
+RUNS = 2
+COUNTERS = 1 << 16
+"""Tiles whose parts may be counted at one time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,179 +60,241 @@ class Groups:
 
 
 @triton.jit
-def _levels(codes, bits_high, table, OFFSET: tl.constexpr, CODE: tl.constexpr):
-    """Codes to numbers before the step: float32."""
-    whole = codes.to(tl.int32) | bits_high
-    if CODE == "levels":
-        return tl.load(table + whole)
-    return (whole - OFFSET).to(tl.float32)
-
-
-@triton.jit
-def _stepped(
-    values, scale, minimum, d, dmin, row, cols, GROUP: tl.constexpr, SCALE: tl.constexpr,
-    SPAN: tl.constexpr, LOW: tl.constexpr, KP: tl.constexpr, mask,
+def _scaled(
+    values, scale, minimum, d, dmin, row, col, ok, GROUP: tl.constexpr, SCALE: tl.constexpr,
+    SPAN: tl.constexpr, LOW: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """values [n, k] times their step, plus their low; row [n, 1] int64, cols [1, k]."""
-    if SPAN == 0:
-        p_d = d + row + cols * 0
-    else:
-        p_d = d + row * ((KP + SPAN - 1) // SPAN) + cols // SPAN
-    b_d = tl.load(p_d, mask=mask, other=0.0).to(tl.float32)
-    groups = (KP + GROUP - 1) // GROUP
+    """values [N, R, C, I] times their step, plus their low; col [1, R, C, 1] is each I's first."""
+    SPANS: tl.constexpr = 1 if SPAN == 0 else (KP + SPAN - 1) // SPAN
+    GROUPS: tl.constexpr = (KP + GROUP - 1) // GROUP
+    p_d = row + col * 0 if SPAN == 0 else row * SPANS + col // SPAN
+    b_d = tl.load(d + p_d, mask=ok, other=0.0).to(tl.float32)
     if SCALE == "none":
         out = b_d * values
     else:
-        b_scale = tl.load(scale + row * groups + cols // GROUP, mask=mask, other=0)
+        b_scale = tl.load(scale + row * GROUPS + col // GROUP, mask=ok, other=0)
         if SCALE == "fp8":
             out = (b_scale.to(tl.float8e4nv, bitcast=True).to(tl.float32) * values) * b_d
         else:
             out = (b_d * b_scale.to(tl.float32)) * values
     if LOW == "half":
-        out += tl.load(minimum + row * groups + cols // GROUP, mask=mask, other=0.0).to(tl.float32)
+        out += tl.load(minimum + row * GROUPS + col // GROUP, mask=ok, other=0.0).to(tl.float32)
     if LOW == "scaled":
-        b_minimum = tl.load(minimum + row * groups + cols // GROUP, mask=mask, other=0)
-        p_dmin = dmin + row * ((KP + SPAN - 1) // SPAN) + cols // SPAN
-        b_dmin = tl.load(p_dmin, mask=mask, other=0.0).to(tl.float32)
+        b_minimum = tl.load(minimum + row * GROUPS + col // GROUP, mask=ok, other=0)
+        b_dmin = tl.load(dmin + p_d, mask=ok, other=0.0).to(tl.float32)
         out -= b_dmin * b_minimum.to(tl.float32)
     return out
 
 
 @triton.jit
-def _spare_bits(high, row, cols, BITS: tl.constexpr, KP: tl.constexpr, mask):
-    """Bits 4 and up of the codes at cols [1, k]: int32."""
-    WIDTH: tl.constexpr = BITS - 4
-    PER: tl.constexpr = 8 // WIDTH
-    b = tl.load(high + row * (KP // PER) + cols // PER, mask=mask, other=0).to(tl.int32)
-    return ((b >> ((cols % PER) * WIDTH)) & ((1 << WIDTH) - 1)) << 4
+def dot(w, x_t, acc, PRECISE: tl.constexpr):
+    """acc + w x^T; PRECISE names the float32 precision, "" the operands' own."""
+    if PRECISE == "":
+        return tl.dot(w, x_t, acc)
+    return tl.dot(w, x_t, acc, input_precision=PRECISE)
 
 
 @triton.jit
-def _dot(acc, w, x_t, PRECISE: tl.constexpr):
-    if PRECISE:
-        return tl.dot(w, x_t, acc, input_precision="ieee")
-    return tl.dot(w, x_t, acc)
+def _x_tile(x, i_x, cols, K: tl.constexpr, ok_m):
+    """x^T at cols: [len(cols), BM]."""
+    mask = ok_m[None, :] & (cols < K)[:, None]
+    return tl.load(x + i_x[None, :] + cols[:, None], mask=mask, other=0.0)
 
 
 @triton.jit
-def _part(
-    x, i_x, codes, high, scale, minimum, d, dmin, table, row, k_start, k_stop, K, ok_n, ok_m,
-    BN: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr, BITS: tl.constexpr,
+def part_sum(
+    x, i_x, codes, high, scale, minimum, d, dmin, table, row_n, k_start, k_stop, ok_n, ok_m,
+    K: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr, BITS: tl.constexpr,
     CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr,
-    SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr,
+    SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Sum over columns [k_start, k_stop) of W x^T: float32 [BN, BM]."""
+    """Sum over columns [k_start, k_stop) of W x^T: float32 [BN, BM]; row_n int64 [BN]."""
     acc = tl.zeros((BN, BM), dtype=tl.float32)
-    mask = ok_n[:, None]
-    half = tl.arange(0, HALF_COLS_C)[None, :]
-    wide = tl.arange(0, TILE_COLS_C)[None, :]
-    for k in range(k_start, k_stop, TILE_COLS_C):
-        if BITS == 0 or BITS == 8:  # noqa: PLR1714 - Triton has no sets
+    I: tl.constexpr = 8 if BITS == 5 else 16 if (BITS == 6 or GROUP == 16) else 32
+    C: tl.constexpr = 32 // I
+    wide = tl.arange(0, 64 * R)
+    half = tl.arange(0, 32 * R)
+    r = tl.arange(0, R)[None, :, None, None]
+    c = tl.arange(0, C)[None, None, :, None]
+    i = tl.arange(0, I)[None, None, None, :]
+    row = row_n[:, None, None, None]
+    for k in range(k_start, k_stop, 64 * R):
+        if BITS == 0:
             cols = k + wide
-            inside = mask & (cols < K)
-            w = tl.load(codes + row * KP + cols, mask=inside, other=0)
-            if BITS == 8:
-                if CODE == "fp8":
-                    values = w.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-                else:
-                    values = w.to(tl.int8, bitcast=True).to(tl.float32)
-                values = _stepped(
-                    values, scale, minimum, d, dmin, row, cols, GROUP, SCALE, SPAN, LOW, KP, inside
-                )
+            mask = ok_n[:, None] & (cols < K)[None, :]
+            w = tl.load(codes + row_n[:, None] * KP + cols[None, :], mask=mask, other=0.0)
+            x_t = _x_tile(x, i_x, cols, K, ok_m)
+            acc = dot(w.to(x_t.dtype), x_t, acc, PRECISE)
+        elif BITS == 8:
+            cols = k + wide
+            r2 = tl.arange(0, 2 * R)[None, :, None, None]
+            col = k + r2 * 32 + c * I
+            ok = ok_n[:, None, None, None] & (col < KP)
+            b = tl.load(codes + row * KP + col + i, mask=ok, other=0)
+            if CODE == "fp8":
+                values = b.to(tl.float8e4nv, bitcast=True).to(tl.float32)
             else:
-                values = w
-            p_x = x + i_x[None, :] + cols.trans(1, 0)
-            x_t = tl.load(p_x, mask=ok_m[None, :] & (cols < K).trans(1, 0), other=0.0)
-            acc = _dot(acc, values.to(x_t.dtype), x_t, PRECISE)
+                values = b.to(tl.int8, bitcast=True).to(tl.float32)
+            values = _scaled(values, scale, minimum, d, dmin, row, col, ok, GROUP, SCALE, SPAN,
+                             LOW, KP)  # fmt: skip
+            x_t = _x_tile(x, i_x, cols, K, ok_m)
+            acc = dot(tl.reshape(values.to(x_t.dtype), (BN, 64 * R)), x_t, acc, PRECISE)
         else:
-            b_codes = tl.load(codes + row * (KP // 2) + k // 2 + half, mask=mask, other=0)
+            col = k + r * 64 + c * I
+            ok = ok_n[:, None, None, None] & (col < KP)
+            b = tl.load(codes + row * (KP // 2) + k // 2 + r * 32 + c * I + i, mask=ok, other=0)
+            spare = b
+            if BITS > 4:
+                p_high = high + row * (KP // 64 * I) + (k // 64 + r) * I + i
+                spare = tl.load(p_high, mask=ok_n[:, None, None, None] & (k + r * 64 < KP), other=0)
+                spare = spare >> (c * (8 // C)).to(tl.uint8)
             for side in tl.static_range(2):
-                cols = k + side * HALF_COLS_C + half
-                nibble = (b_codes >> (4 * side)) & 15
-                spare = tl.zeros((1, 1), dtype=tl.int32)
+                whole = ((b >> (4 * side)) & 15).to(tl.int32)
                 if BITS > 4:
-                    spare = _spare_bits(high, row, cols, BITS, KP, mask)
-                values = _levels(nibble, spare, table, OFFSET, CODE)
-                values = _stepped(
-                    values, scale, minimum, d, dmin, row, cols, GROUP, SCALE, SPAN, LOW, KP, mask
-                )
-                p_x = x + i_x[None, :] + cols.trans(1, 0)
-                x_t = tl.load(p_x, mask=ok_m[None, :] & (cols < K).trans(1, 0), other=0.0)
-                acc = _dot(acc, values.to(x_t.dtype), x_t, PRECISE)
+                    WIDTH: tl.constexpr = BITS - 4
+                    extra = (spare >> (WIDTH * side)) & ((1 << WIDTH) - 1)
+                    whole = whole | (extra.to(tl.int32) << 4)
+                if CODE == "levels":
+                    values = tl.load(table + whole)
+                else:
+                    values = (whole - OFFSET).to(tl.float32)
+                values = _scaled(values, scale, minimum, d, dmin, row, col + 32 * side, ok, GROUP,
+                                 SCALE, SPAN, LOW, KP)  # fmt: skip
+                cols = k + 64 * (half // 32) + 32 * side + half % 32
+                x_t = _x_tile(x, i_x, cols, K, ok_m)
+                acc = dot(tl.reshape(values.to(x_t.dtype), (BN, 32 * R)), x_t, acc, PRECISE)
     return acc
 
 
 @triton.jit
+def _finished(total, divisor, ACT: tl.constexpr):
+    if ACT == "squeeze":
+        total = total / divisor
+        total = total * (1.0 / (1.0 + tl.exp(tl.minimum(-total, 80.0))))
+    return total
+
+
+@triton.jit
 def product_kernel(
-    x, y, codes, high, scale, minimum, d, dmin, table,
+    x, y, parts, counters, codes, high, scale, minimum, d, dmin, table,
     slot, tile_expert, tile_row, end,
-    M, N, x_stride, y_part_stride, x_divisor, K: tl.constexpr,
+    M, N, x_stride, y_stride, x_divisor, act_divisor, K: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr, BITS: tl.constexpr,
     CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr,
-    SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr, PART: tl.constexpr,
-    SPLIT: tl.constexpr, GROUPED: tl.constexpr,
+    SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr, R: tl.constexpr,
+    PART: tl.constexpr, SPLIT: tl.constexpr, GROUPED: tl.constexpr, PAIR: tl.constexpr,
+    ACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of outputs for one tile of rows; with SPLIT, of one part of K (float32 parts)."""
+    """One tile of outputs for one tile of rows; with SPLIT, of one part of K.
+
+    GROUPED "sorted": rows of one expert a tile; "direct": tile i is row i with expert slot[i].
+    PAIR: N gate rows are followed by N up rows; y is silu(gate) * up.
+    """
     i_n, i_m = tl.program_id(0), tl.program_id(1)
-    n = i_n * BN + tl.arange(0, BN)
+    lane = tl.arange(0, BN)
+    if PAIR:
+        n = i_n * (BN // 2) + lane % (BN // 2)
+        out_row = n + (lane // (BN // 2)) * N
+    else:
+        n = i_n * BN + lane
+        out_row = n
     ok_n = n < N
-    if GROUPED:
+    rows_each = 2 * N if PAIR else N
+    if GROUPED == "sorted":
         expert = tl.load(tile_expert + i_m)
         if expert < 0:
             return
         place = tl.load(tile_row + i_m) + tl.arange(0, BM)
         ok_m = place < tl.load(end + expert)
         m = tl.load(slot + place, mask=ok_m, other=0)
-        row = (expert.to(tl.int64) * N + n)[:, None]
+        row = expert.to(tl.int64) * rows_each + out_row
+    elif GROUPED == "direct":
+        expert = tl.load(slot + i_m)
+        m = i_m + tl.arange(0, BM)
+        ok_m = m < i_m + 1
+        row = expert.to(tl.int64) * rows_each + out_row
     else:
         m = i_m * BM + tl.arange(0, BM)
         ok_m = m < M
-        row = n.to(tl.int64)[:, None]
+        row = out_row.to(tl.int64)
     i_x = (m // x_divisor).to(tl.int64) * x_stride
     if SPLIT:
         part = tl.program_id(2)
         k_start = part * PART
-        total = _part(
+        total = part_sum(
             x, i_x, codes, high, scale, minimum, d, dmin, table, row,
-            k_start, min(k_start + PART, K), K, ok_n, ok_m,
-            BN, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE,
+            k_start, min(k_start + PART, K), ok_n, ok_m,
+            K, BN, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, R,
         )  # fmt: skip
-        y += part.to(tl.int64) * y_part_stride
+        mask = ok_n[:, None] & ok_m[None, :]
+        at = m.to(tl.int64)[None, :] * rows_each + out_row[:, None]
+        tl.store(parts + part.to(tl.int64) * M * rows_each + at, total, mask=mask)
+        tl.debug_barrier()
+        tile = i_m * tl.num_programs(0) + i_n
+        done = tl.atomic_add(counters + tile, 1)
+        PARTS: tl.constexpr = (K + PART - 1) // PART
+        if done < PARTS - 1:
+            return
+        tl.store(counters + tile, 0)
+        total = tl.zeros((BN, BM), dtype=tl.float32)
+        p_part = parts + at
+        for _ in range(PARTS):
+            total += tl.load(p_part, mask=mask, other=0.0, cache_modifier=".cg")
+            p_part += M * rows_each
     else:
         total = tl.zeros((BN, BM), dtype=tl.float32)
         for k_start in range(0, K, PART):
-            total += _part(
+            total += part_sum(
                 x, i_x, codes, high, scale, minimum, d, dmin, table, row,
-                k_start, min(k_start + PART, K), K, ok_n, ok_m,
-                BN, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE,
+                k_start, min(k_start + PART, K), ok_n, ok_m,
+                K, BN, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, R,
             )  # fmt: skip
-    p_y = y + m.to(tl.int64)[None, :] * N + n[:, None]
+    if PAIR:
+        gate, up = tl.split(tl.permute(tl.reshape(total, (2, BN // 2, BM)), (1, 2, 0)))
+        total = gate * (1.0 / (1.0 + tl.exp(tl.minimum(-gate, 80.0)))) * up
+        n = i_n * (BN // 2) + tl.arange(0, BN // 2)
+        ok_n = n < N
+    total = _finished(total, act_divisor, ACT)
+    p_y = y + m.to(tl.int64)[None, :] * y_stride + n[:, None]
     tl.store(p_y, total.to(y.dtype.element_ty), mask=ok_n[:, None] & ok_m[None, :])
 
 
-@triton.jit
-def add_parts_kernel(parts, y, count, part_stride, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """y = the parts added in order, from zero as the one-program form does."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < count
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for part in range(PARTS):
-        total += tl.load(parts + part * part_stride + i, mask=ok, other=0.0)
-    tl.store(y + i, total.to(y.dtype.element_ty), mask=ok)
+def part_cols(w: PackedWeight) -> int:
+    """Columns of one part: as many parts as keep a GPU busy for a single row."""
+    if w.experts > 1:
+        return w.cols
+    tiles = -(-w.rows // FEW_COLS)
+    wanted = -(-w.cols // max(1, -(-PROGRAMS // tiles)))
+    return min(w.cols, -(-wanted // PART_STEP) * PART_STEP)
+
+
+def precision(dtype: torch.dtype, device: torch.device) -> str:
+    """How float32 operands are multiplied: in three TF32 products on NVIDIA, else as they are."""
+    if dtype != torch.float32:
+        return ""
+    return "tf32x3" if device.type == "cuda" and torch.version.hip is None else "ieee"
 
 
 def matmul(x_TK: Tensor, w: PackedWeight, dtype: torch.dtype) -> Tensor:
     """y_TN = x w^T with operands in x's dtype and float32 accumulation; see `Ops.matmul`."""
     x_TK = x_TK.contiguous()
-    rows = x_TK.shape[0]
-    return _launch(x_TK, w, dtype, rows=rows, divisor=1, groups=None)
+    y = torch.empty((x_TK.shape[0], w.rows), dtype=dtype, device=x_TK.device)
+    product(x_TK, w, y, counters(x_TK.device))
+    return y
+
+
+def counters(device: torch.device) -> Tensor:
+    """Zeros that launches of one stream share; every launch leaves them zero."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 def matmul_grouped(
     x_TK: Tensor, w: PackedWeight, dtype: torch.dtype, groups: Groups, rows: int, divisor: int
 ) -> Tensor:
     """Row r of y [rows, N] is x[r // divisor] times the matrix of r's group, transposed."""
-    return _launch(x_TK.contiguous(), w, dtype, rows=rows, divisor=divisor, groups=groups)
+    y = torch.empty((rows, w.rows), dtype=dtype, device=x_TK.device)
+    product(x_TK.contiguous(), w, y, None, groups=groups, divisor=divisor)
+    return y
 
 
 def tile_rows_for(rows: int) -> int:
@@ -232,45 +304,62 @@ def tile_rows_for(rows: int) -> int:
     return 32 if rows <= 32 else 64 if rows <= 512 else 128
 
 
-def _launch(
+def product(
     x_TK: Tensor,
     w: PackedWeight,
-    dtype: torch.dtype,
+    y_MN: Tensor,
+    counts: Tensor | None,
     *,
-    rows: int,
-    divisor: int,
-    groups: Groups | None,
-) -> Tensor:
-    r, parts = w.recipe, -(-w.cols // PART_COLS)
-    few = rows <= FEW_ROWS
+    groups: Groups | None = None,
+    experts_M: Tensor | None = None,
+    divisor: int = 1,
+    pair: bool = False,
+    act: str = "",
+    act_divisor: float = 1.0,
+) -> None:
+    """Write x w^T into y [M, N], whose rows may be strided; x rows contiguous.
+
+    `groups`, or `experts_M` (int64, one matrix a row, for few rows), choose among stacked
+    matrices; row r reads x[r // divisor]. `pair`: w holds gate rows, then up rows, and y is
+    silu(gate) * up. `act` "squeeze": silu(sum / act_divisor). `counts` is needed without groups.
+    """
+    r, rows = w.recipe, y_MN.shape[0]
+    outputs = w.rows // 2 if pair else w.rows
+    parts = -(-w.cols // (part := part_cols(w)))
+    few = rows <= FEW_ROWS or experts_M is not None
     split = few and parts > 1
-    y = torch.empty((parts, rows, w.rows) if split else (rows, w.rows),
-                    dtype=torch.float32 if split else dtype, device=x_TK.device)  # fmt: skip
-    tile_m = groups.tile_rows if groups else tile_rows_for(rows)
-    tile_n = 64 if few else 128
-    tiles = len(groups.tile_expert_I) if groups else -(-rows // tile_m)
+    scratch = y_MN
+    if split:
+        scratch = torch.empty((parts, rows, w.rows), dtype=torch.float32, device=y_MN.device)
+    if groups is not None:
+        tile_m, tiles, kind = groups.tile_rows, len(groups.tile_expert_I), "sorted"
+    elif experts_M is not None:
+        tile_m, tiles, kind = 16, rows, "direct"
+    else:
+        tile_m = tile_rows_for(rows)
+        tiles, kind = -(-rows // tile_m), ""
+    tile_n = FEW_COLS if few else 128
     none = x_TK
+    ids = none if experts_M is None else experts_M
     grid = (-(-w.rows // tile_n), tiles, parts if split else 1)
     product_kernel[grid](
-        x_TK, y, w.codes, *(none if p is None else p
-                            for p in (w.high, w.scale, w.minimum, w.d, w.dmin, w.levels)),
+        x_TK, y_MN, scratch, none if counts is None else counts,
+        w.codes, *(none if p is None else p
+                   for p in (w.high, w.scale, w.minimum, w.d, w.dmin, w.levels)),
         *((groups.slot_S, groups.tile_expert_I, groups.tile_row_I, groups.end_E)
-          if groups else (none,) * 4),
-        rows, w.rows, x_TK.stride(0), rows * w.rows, divisor, w.cols,
+          if groups else (ids, none, none, none)),
+        rows, outputs, x_TK.stride(0), y_MN.stride(0), divisor, act_divisor, w.cols,
         BN=tile_n, BM=tile_m, KP=padded_cols(w), BITS=r.bits, CODE=r.code, OFFSET=r.offset,
         GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low,
-        PRECISE=x_TK.dtype == torch.float32, PART=PART_COLS, SPLIT=split,
-        GROUPED=groups is not None, num_warps=4 if few else 8,
+        PRECISE=precision(x_TK.dtype, x_TK.device), R=RUNS, PART=part, SPLIT=split,
+        GROUPED=kind, PAIR=pair, ACT=act, num_warps=4 if few else 8,
     )  # fmt: skip
-    if not split:
-        return y
-    out = torch.empty((rows, w.rows), dtype=dtype, device=x_TK.device)
-    count = rows * w.rows
-    add_parts_kernel[(-(-count // 1024),)](y, out, count, count, PARTS=parts, BLOCK=1024)
-    return out
 
 
 def padded_cols(w: PackedWeight) -> int:
     """Columns that the code planes hold."""
     per_byte = 1 if w.recipe.bits in {0, 8} else 2
     return int(w.codes.shape[-1]) * per_byte
+
+
+assert TILE_COLS == 64, "the kernel's runs are 64 columns"
