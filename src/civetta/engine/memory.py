@@ -16,6 +16,7 @@ import torch
 from civetta.errors import DeviceError
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.log import log_event
+from civetta.state.device_state import DeviceLayout
 from civetta.state.pages import PagePool
 from civetta.state.recurrent import RecurrentState
 
@@ -92,15 +93,22 @@ def state_sizes(shape: StateShape, dtype: torch.dtype) -> StateSizes:
     """Sizes of the state that `shape` describes; allocates nothing."""
     with torch.device("meta"):
         layers = PagePool(shape.pages, 1, dtype).layers
-        state = RecurrentState(shape.recurrent, dtype)
     page = [part for la in layers for part in (la.k, la.v, la.index_raw, la.index_key)]
-    fixed = [part for la in state.gdn for part in (la.s_VAA, la.k, la.v, la.log_decay, la.beta)]
-    fixed += [history.tensor() for history in (*state.conv, state.ple)]
     drafts = 4 * shape.draft_width * PAGE_TOKENS  # float32 streams of the newest tokens
     return StateSizes(
-        session_bytes=sum(part.nbytes for part in fixed) + drafts,
+        session_bytes=_recurrent_bytes(shape, dtype) + drafts,
         page_bytes=sum(part.nbytes for part in page),
     )
+
+
+def _recurrent_bytes(shape: StateShape, dtype: torch.dtype) -> int:
+    if shape.addressed:
+        return DeviceLayout(shape.recurrent, dtype).nbytes
+    with torch.device("meta"):
+        state = RecurrentState(shape.recurrent, dtype)
+    fixed = [part for la in state.gdn for part in (la.s_VAA, la.k, la.v, la.log_decay, la.beta)]
+    fixed += [history.tensor() for history in (*state.conv, state.ple)]
+    return sum(part.nbytes for part in fixed)
 
 
 def plan_memory(needs: MemoryNeeds, *, available_bytes: int, cache_bytes: int = 0) -> MemoryPlan:

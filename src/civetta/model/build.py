@@ -18,7 +18,7 @@ from civetta.model.bind_table import bind_gguf_table, bind_hf_table
 from civetta.model.binder import Binder
 from civetta.model.config import ModelConfig, PleConfig, from_gguf, from_hf
 from civetta.model.mtp import MtpHead
-from civetta.model.place import place, place_head
+from civetta.model.place import place_head
 from civetta.model.trunk import Trunk
 from civetta.model.vision_build import bind_vision, check_width, hf_vision
 from civetta.ngram.feed import RowFeed
@@ -110,12 +110,20 @@ def build_trunk(
         config = replace(config, ple=found[0])
         rows = _open_table(checked, *found, dtype, table or TableOptions(), device)
     bound = None if head is None else bind_head(head, config, weights)
+    packed = None
     if device.type != "cpu":
-        stored, weights = weights, place(weights, device, dtype)
-        bound = None if bound is None else place_head(bound, stored, weights, dtype)
+        from civetta.model.gpu.weights import gpu_weights
+
+        packed = gpu_weights(weights, config, device, dtype)
+        if bound is not None:
+            bound = place_head(bound, weights, packed.head, device, dtype)
     mtp = None
     if bound is not None:
         mtp = MtpHead(config, bound, ops, dtype, norm=head_norm, device=device)
+    if packed is not None:
+        from civetta.model.gpu.trunk import GpuTrunk
+
+        return GpuTrunk(config, weights, packed, ops, dtype, rows, mtp, device=device)
     return Trunk(config, weights, ops, dtype, rows, mtp, device=device)
 
 

@@ -63,10 +63,16 @@ def place(weights: TrunkWeights, device: torch.device, dtype: torch.dtype) -> Tr
 
 
 def place_head(
-    head: MtpWeights, stored: TrunkWeights, placed: TrunkWeights, dtype: torch.dtype
+    head: MtpWeights,
+    stored: TrunkWeights,
+    shared: PackedWeight,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> MtpWeights:
-    """The draft head beside a placed trunk; what it shares with the trunk is moved once."""
-    device = placed.mixer.gain_SD.device
+    """The draft head beside a trunk whose output matrix is `shared`; it is moved once.
+
+    The embedding table keeps its stored form here, for single rows are read from it.
+    """
     own = replace(
         head,
         embed_norm_D=head.embed_norm_D.to(device),
@@ -76,12 +82,8 @@ def place_head(
         block=_placed(head.block, device, dtype),
         mixer=_placed(head.mixer, device, dtype),
     )
-    shared_embed, shared_head = head.embed is stored.embed, head.head is stored.head
-    return replace(
-        own,
-        embed=placed.embed if shared_embed else _moved(head.embed, device),
-        head=placed.head if shared_head else _placed(head.head, device, dtype),
-    )
+    output: object = shared if head.head is stored.head else _placed(head.head, device, dtype)
+    return replace(own, embed=_moved(head.embed, device), head=cast("Weight", output))
 
 
 def place_tower(

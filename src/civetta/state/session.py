@@ -16,6 +16,7 @@ from torch import Tensor
 
 from civetta.errors import EngineBusy
 from civetta.kernels.ops import PAGE_TOKENS
+from civetta.state.device_state import DeviceState
 from civetta.state.drafts import DraftRows
 from civetta.state.pages import PagePool, PageShape
 from civetta.state.parts import all_numbers, all_parts, set_all_numbers
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
-    """What the model needs from a session. `draft_width`: streams for a draft head, 0 without."""
+    """What the model needs from a session. `draft_width`: streams for a draft head, 0 without;
+    `addressed`: kernels read and write the recurrent state by its address (`DeviceState`)."""
 
     pages: PageShape
     recurrent: RecurrentShape
     ngram_context: int
     draft_width: int = 0
+    addressed: bool = False
 
 
 class Session:
@@ -54,7 +57,8 @@ class Session:
         self.ids: list[int] = []
         self.pages: list[int] = []
         self.images: tuple[ImageSpan, ...] = ()
-        self.recurrent = RecurrentState(shape.recurrent, dtype, device)
+        kind = DeviceState if shape.addressed else RecurrentState
+        self.recurrent: RecurrentState | DeviceState = kind(shape.recurrent, dtype, device)
         self.drafts = DraftRows(shape.draft_width, device) if shape.draft_width else None
         self.states: dict[str, SequenceState] = {"recurrent": self.recurrent}
         if self.drafts is not None:
@@ -145,14 +149,24 @@ class Session:
         start = self.position if first is None else first
         stop = start + rope_3T.shape[1]
         with torch.inference_mode():  # the buffer may have been made in it: then only there
-            while self._rope.shape[1] < stop:
-                self._rope = torch.cat([self._rope, torch.zeros_like(self._rope)], dim=1)
-            self._rope[:, start:stop] = rope_3T
+            self.rope_room(stop)[:, start:stop] = rope_3T
             return self._rope[:, :stop]
 
-    def extend(self, ids: list[int], rope_3T: Tensor) -> None:
-        """Tokens whose state has been written; their pages were reserved before."""
-        self.foresee(rope_3T)
+    def rope_room(self, tokens: int) -> Tensor:
+        """The buffer of rope positions, int64 [3, N] with N >= `tokens`; whoever fills it in says
+        so with `extend`."""
+        with torch.inference_mode():
+            while self._rope.shape[1] < tokens:
+                self._rope = torch.cat([self._rope, torch.zeros_like(self._rope)], dim=1)
+        return self._rope
+
+    def extend(self, ids: list[int], rope_3T: Tensor | None) -> None:
+        """Tokens whose state has been written; their pages were reserved before.
+
+        rope_3T: their rope positions; None when they are in the buffer already (`rope_room`).
+        """
+        if rope_3T is not None:
+            self.foresee(rope_3T)
         self.ids.extend(ids)
         self.rewindable = min(REWIND_ROWS, self.rewindable + len(ids))
 

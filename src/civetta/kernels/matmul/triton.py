@@ -90,15 +90,20 @@ def _scaled(
 def dot(w, x_t, acc, PRECISE: tl.constexpr):
     """acc + w x^T; PRECISE names the float32 precision, "" the operands' own."""
     if PRECISE == "":
-        return tl.dot(w, x_t, acc)
-    return tl.dot(w, x_t, acc, input_precision=PRECISE)
+        acc = tl.dot(w, x_t, acc)
+    else:
+        acc = tl.dot(w, x_t, acc, input_precision=PRECISE)
+    return acc
 
 
 @triton.jit
-def _x_tile(x, i_x, cols, K: tl.constexpr, ok_m):
+def _x_tile(x, i_x, cols, K: tl.constexpr, ok_m, PRECISE: tl.constexpr):
     """x^T at cols: [len(cols), BM]."""
     mask = ok_m[None, :] & (cols < K)[:, None]
-    return tl.load(x + i_x[None, :] + cols[:, None], mask=mask, other=0.0)
+    x_t = tl.load(x + i_x[None, :] + cols[:, None], mask=mask, other=0.0)
+    if PRECISE != "":
+        x_t = x_t.to(tl.float32)
+    return x_t
 
 
 @triton.jit
@@ -123,7 +128,7 @@ def part_sum(
             cols = k + wide
             mask = ok_n[:, None] & (cols < K)[None, :]
             w = tl.load(codes + row_n[:, None] * KP + cols[None, :], mask=mask, other=0.0)
-            x_t = _x_tile(x, i_x, cols, K, ok_m)
+            x_t = _x_tile(x, i_x, cols, K, ok_m, PRECISE)
             acc = dot(w.to(x_t.dtype), x_t, acc, PRECISE)
         elif BITS == 8:
             cols = k + wide
@@ -137,7 +142,7 @@ def part_sum(
                 values = b.to(tl.int8, bitcast=True).to(tl.float32)
             values = _scaled(values, scale, minimum, d, dmin, row, col, ok, GROUP, SCALE, SPAN,
                              LOW, KP)  # fmt: skip
-            x_t = _x_tile(x, i_x, cols, K, ok_m)
+            x_t = _x_tile(x, i_x, cols, K, ok_m, PRECISE)
             acc = dot(tl.reshape(values.to(x_t.dtype), (BN, 64 * R)), x_t, acc, PRECISE)
         else:
             col = k + r * 64 + c * I
@@ -161,7 +166,7 @@ def part_sum(
                 values = _scaled(values, scale, minimum, d, dmin, row, col + 32 * side, ok, GROUP,
                                  SCALE, SPAN, LOW, KP)  # fmt: skip
                 cols = k + 64 * (half // 32) + 32 * side + half % 32
-                x_t = _x_tile(x, i_x, cols, K, ok_m)
+                x_t = _x_tile(x, i_x, cols, K, ok_m, PRECISE)
                 acc = dot(tl.reshape(values.to(x_t.dtype), (BN, 32 * R)), x_t, acc, PRECISE)
     return acc
 
@@ -314,6 +319,7 @@ def product(
     experts_M: Tensor | None = None,
     divisor: int = 1,
     pair: bool = False,
+    wide: bool = False,
     act: str = "",
     act_divisor: float = 1.0,
 ) -> None:
@@ -321,7 +327,7 @@ def product(
 
     `groups`, or `experts_M` (int64, one matrix a row, for few rows), choose among stacked
     matrices; row r reads x[r // divisor]. `pair`: w holds gate rows, then up rows, and y is
-    silu(gate) * up. `act` "squeeze": silu(sum / act_divisor). `counts` is needed without groups.
+    silu(gate) * up. `wide`: operands are float32 whatever x is. `act` "squeeze": silu(sum / act_divisor). `counts` is needed without groups.
     """
     r, rows = w.recipe, y_MN.shape[0]
     outputs = w.rows // 2 if pair else w.rows
@@ -351,7 +357,7 @@ def product(
         rows, outputs, x_TK.stride(0), y_MN.stride(0), divisor, act_divisor, w.cols,
         BN=tile_n, BM=tile_m, KP=padded_cols(w), BITS=r.bits, CODE=r.code, OFFSET=r.offset,
         GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low,
-        PRECISE=precision(x_TK.dtype, x_TK.device), R=RUNS, PART=part, SPLIT=split,
+        PRECISE=precision(torch.float32 if wide else x_TK.dtype, x_TK.device), R=RUNS, PART=part, SPLIT=split,
         GROUPED=kind, PAIR=pair, ACT=act, num_warps=4 if few else 8,
     )  # fmt: skip
 

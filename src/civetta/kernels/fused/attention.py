@@ -1,0 +1,368 @@
+"""Sparse attention over the sequences of a launch (model.md E.1).
+
+`place_rows` norms and rotates a row's heads and writes its keys; `pool` makes index keys of the
+blocks that these rows complete; `choose` scores blocks and takes the best; `attend` reads the keys.
+A query that sees at most the budget reads all its keys in the same list form, so that one kernel
+serves every row. Its list is cut into partitions of PARTITION keys from the start; each starts a
+fresh softmax and they are merged in order, beside each other when rows are few, one after another
+when rows are many (design.md section 2).
+
+Legend: T rows, Q query heads, G key/value heads, A head width, I indexer heads, X indexer width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from civetta.kernels.fused.launch import (
+    FIRST,
+    FIRST_ROW,
+    POSITION,
+    ROPE_AT,
+    ROPE_STRIDE,
+    ROWS,
+    SESSION,
+    TABLE,
+)
+from civetta.kernels.fused.streams import sigmoid32
+from civetta.kernels.ops import PAGE_TOKENS
+
+PAGE = tl.constexpr(PAGE_TOKENS)
+PARTITION = 128
+"""Keys of one softmax partition."""
+
+SCRATCH_VALUES = 1 << 26
+"""Float32 block scores held at one time."""
+
+FEW_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSizes:
+    """Heads and widths; `keep` blocks of `ratio` tokens are read."""
+
+    heads: int
+    kv_heads: int
+    width: int
+    index_heads: int
+    index_width: int
+    ratio: int
+    keep: int
+
+    @property
+    def listed(self) -> int:
+        """Most tokens of a query's list: the kept blocks and the tail."""
+        return self.keep * self.ratio + self.ratio - 1
+
+
+@triton.jit
+def _turned(x, gain, mate_x, mate_gain, cos, sin, c, eps, A: tl.constexpr, HALF: tl.constexpr,
+            NORM: tl.constexpr, like):  # fmt: skip
+    """RMS norm of a row [A] and rotation of its first 2 * HALF columns, rounded as stored."""
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / A + eps)
+        x = (x * scale * gain).to(like.dtype.element_ty).to(tl.float32)
+        mate_x = (mate_x * scale * mate_gain).to(like.dtype.element_ty).to(tl.float32)
+    turned = c < 2 * HALF
+    mate = tl.where(c < HALF, -mate_x, mate_x)
+    return tl.where(turned, x * cos + mate * sin, x)
+
+
+@triton.jit
+def rows_kernel(
+    proj, index, q_gain, k_gain, iq_gain, cos, sin, q, iq, k_pages, v_pages, raw_pages,
+    rows, sessions, T, B, proj_stride, index_stride, eps,
+    Q: tl.constexpr, G: tl.constexpr, A: tl.constexpr, I: tl.constexpr, X: tl.constexpr,
+    R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: a query (then its norm and rope), a key, a value, an index row."""
+    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b = tl.load(rows + SESSION * T + t)
+    if b < 0:
+        return
+    p = tl.load(rows + POSITION * T + t)
+    table = tl.load(sessions + TABLE * B + b).to(tl.pointer_type(tl.int64))
+    page = tl.load(table + p // PAGE) * PAGE + p % PAGE
+    c = tl.arange(0, BLOCK)
+    partner = tl.where(c < R, c + R, c - R)
+    turned = c < 2 * R
+    b_cos = tl.load(cos + t * R + c % R, mask=turned, other=1.0)
+    b_sin = tl.load(sin + t * R + c % R, mask=turned, other=0.0)
+    if head < Q + G:
+        ok = c < A
+        if head < Q:
+            p_x = proj + t * proj_stride + head * 2 * A
+            gain = q_gain
+            p_y = q + (t * Q + head) * A
+        else:
+            p_x = proj + t * proj_stride + Q * 2 * A + (head - Q) * A
+            gain = k_gain
+            p_y = k_pages + (page * G + head - Q) * A
+        x = tl.load(p_x + c, mask=ok, other=0.0).to(tl.float32)
+        mate = tl.load(p_x + partner, mask=turned, other=0.0).to(tl.float32)
+        b_gain = tl.load(gain + c, mask=ok, other=0.0)
+        mate_gain = tl.load(gain + partner, mask=turned, other=0.0)
+        y = _turned(x, b_gain, mate, mate_gain, b_cos, b_sin, c, eps, A, R, True, q)
+        tl.store(p_y + c, y.to(q.dtype.element_ty), mask=ok)
+    elif head < Q + 2 * G:
+        ok = c < A
+        x = tl.load(proj + t * proj_stride + Q * 2 * A + (head - Q) * A + c, mask=ok, other=0.0)
+        tl.store(v_pages + (page * G + head - Q - G) * A + c, x, mask=ok)
+    elif head < Q + 2 * G + I:
+        ok = c < X
+        p_x = index + t * index_stride + (head - Q - 2 * G) * X
+        x = tl.load(p_x + c, mask=ok, other=0.0).to(tl.float32)
+        mate = tl.load(p_x + partner, mask=turned, other=0.0).to(tl.float32)
+        b_gain = tl.load(iq_gain + c, mask=ok, other=0.0)
+        mate_gain = tl.load(iq_gain + partner, mask=turned, other=0.0)
+        y = _turned(x, b_gain, mate, mate_gain, b_cos, b_sin, c, eps, X, R, True, iq)
+        tl.store(iq + (t * I + head - Q - 2 * G) * X + c, y.to(iq.dtype.element_ty), mask=ok)
+    else:
+        ok = c < X
+        x = tl.load(index + t * index_stride + I * X + c, mask=ok, other=0.0)
+        tl.store(raw_pages + page * X + c, x, mask=ok)
+
+
+@triton.jit
+def pool_kernel(
+    raw_pages, key_pages, gain, inverse, axis, sessions, B, eps,
+    N: tl.constexpr, X: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block that the launch completes: mean of its raw keys, norm, rope at its first token."""
+    b = tl.program_id(1)
+    first = tl.load(sessions + FIRST * B + b)
+    block = first // N + tl.program_id(0)
+    if block >= (first + tl.load(sessions + ROWS * B + b)) // N:
+        return
+    table = tl.load(sessions + TABLE * B + b).to(tl.pointer_type(tl.int64))
+    places = tl.load(sessions + ROPE_AT * B + b).to(tl.pointer_type(tl.int64))
+    stride = tl.load(sessions + ROPE_STRIDE * B + b)
+    c = tl.arange(0, BLOCK)
+    ok = c < X
+    partner = tl.where(c < R, c + R, c - R)
+    turned = c < 2 * R
+    page = tl.load(table + block * N // PAGE)
+    at = page * PAGE + block * N % PAGE
+    mean = tl.zeros((BLOCK,), dtype=tl.float32)
+    mate = tl.zeros((BLOCK,), dtype=tl.float32)
+    for n in tl.static_range(N):
+        mean += tl.load(raw_pages + (at + n) * X + c, mask=ok, other=0.0).to(tl.float32)
+        mate += tl.load(raw_pages + (at + n) * X + partner, mask=turned, other=0.0).to(tl.float32)
+    mean = (mean / N).to(key_pages.dtype.element_ty).to(tl.float32)
+    mate = (mate / N).to(key_pages.dtype.element_ty).to(tl.float32)
+    which = tl.load(axis + c % R, mask=turned, other=0)
+    place = tl.load(places + which * stride + block * N, mask=turned, other=0)
+    angle = place.to(tl.float32) * tl.load(inverse + c % R, mask=turned, other=0.0)
+    b_gain = tl.load(gain + c, mask=ok, other=0.0)
+    mate_gain = tl.load(gain + partner, mask=turned, other=0.0)
+    y = _turned(mean, b_gain, mate, mate_gain, tl.cos(angle), tl.sin(angle), c, eps, X, R, True,
+                key_pages)  # fmt: skip
+    p_y = key_pages + (page * (PAGE // N) + block % (PAGE // N)) * X
+    tl.store(p_y + c, y.to(key_pages.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def scores_kernel(
+    iq, key_pages, scores, rows, sessions, T, B, start, stop, most, scale, keep,
+    N: tl.constexpr, I: tl.constexpr, X: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
+    PRECISE: tl.constexpr,
+):  # fmt: skip
+    """Scores of some rows of one session for one tile of blocks."""
+    b = tl.program_id(2)
+    first_row = tl.load(sessions + FIRST_ROW * B + b)
+    count = tl.load(sessions + ROWS * B + b)
+    first = tl.load(sessions + FIRST * B + b)
+    t = tl.maximum(first_row, start) + tl.program_id(0) * BQ + tl.arange(0, BQ)
+    end = tl.minimum(first_row + count, stop)
+    ok_t = t < end
+    newest = first + tl.minimum(tl.max(t, axis=0), end - 1) - first_row
+    most_seen = (newest + 1) // N
+    block = tl.program_id(1) * BB + tl.arange(0, BB)
+    if most_seen <= keep:
+        return
+    if tl.program_id(1) * BB >= most_seen:
+        return
+    table = tl.load(sessions + TABLE * B + b).to(tl.pointer_type(tl.int64))
+    IN_PAGE: tl.constexpr = PAGE // N
+    ok_b = block < most_seen
+    x = tl.arange(0, X)
+    page = tl.load(table + block // IN_PAGE, mask=ok_b, other=0)
+    p_k = key_pages + (page * IN_PAGE + block % IN_PAGE)[None, :] * X + x[:, None]
+    k_t = tl.load(p_k, mask=ok_b[None, :], other=0.0)
+    total = tl.zeros((BQ, BB), dtype=tl.float32)
+    for h in range(I):
+        p_q = iq + (t * I + h)[:, None] * X + x[None, :]
+        b_q = tl.load(p_q, mask=ok_t[:, None], other=0.0)
+        if PRECISE == "":
+            dots = tl.dot(b_q, k_t)
+        else:
+            dots = tl.dot(b_q, k_t, input_precision=PRECISE)
+        total += tl.where(dots > 0.0, dots, 0.0)
+    p_s = scores + (t - start)[:, None] * most + block[None, :]
+    tl.store(p_s, total * scale, mask=ok_t[:, None] & ok_b[None, :])
+
+
+@triton.jit
+def select_kernel(scores, kept, rows, T, start, most, keep, N: tl.constexpr, BLOCK: tl.constexpr):
+    """The `keep` best blocks of one row, ascending: threshold by radix, then one pass out."""
+    i = tl.program_id(0).to(tl.int64)
+    if tl.load(rows + SESSION * T + start + i) < 0:
+        return
+    seen = ((tl.load(rows + POSITION * T + start + i) + 1) // N).to(tl.int32)
+    if seen <= keep:
+        return
+    lane = tl.arange(0, BLOCK)
+    digit = tl.arange(0, 256)
+    need = keep
+    prefix = 0
+    for step in tl.static_range(4):
+        counts = tl.zeros((256,), dtype=tl.int32)
+        for at in range(0, seen, BLOCK):
+            block = at + lane
+            inside = block < seen
+            bits = tl.load(scores + i * most + block, mask=inside, other=0.0)
+            bits = bits.to(tl.int32, bitcast=True)
+            if step > 0:
+                inside = inside & ((bits >> (32 - 8 * step)) == prefix)
+            counts += tl.histogram((bits >> (24 - 8 * step)) & 255, 256, mask=inside)
+        at_least = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
+        # the highest digit that still leaves enough at or above it
+        winner = tl.max(tl.where(at_least >= need, digit, 0), axis=0)
+        above = tl.sum(tl.where(digit == winner, at_least - counts, 0), axis=0)
+        need -= above
+        prefix = (prefix << 8) | winner
+    out = 0
+    level_before = 0
+    for at in range(0, seen, BLOCK):
+        block = at + lane
+        inside = block < seen
+        bits = tl.load(scores + i * most + block, mask=inside, other=0.0)
+        bits = bits.to(tl.int32, bitcast=True)
+        level = (inside & (bits == prefix)).to(tl.int32)
+        rank = level_before + tl.cumsum(level, axis=0)
+        taken = (inside & (bits > prefix)) | ((level == 1) & (rank <= need))
+        place = out + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+        tl.store(kept + (start + i) * keep + place, block, mask=taken)
+        out += tl.sum(taken.to(tl.int32), axis=0)
+        level_before += tl.sum(level, axis=0)
+
+
+@triton.jit
+def _merged(top, total, value, new_top, new_total, new_value):
+    """Two partial softmaxes joined, the first one first; fused products are written out."""
+    best = tl.maximum(top, new_top)
+    shift = tl.where(best == float("-inf"), 0.0, best)
+    fade, share = tl.exp(top - shift), tl.exp(new_top - shift)
+    total = tl.fma(total, fade, new_total * share)
+    wide = tl.zeros(value.shape, dtype=tl.float32)
+    value = tl.fma(value, fade[:, None] + wide, new_value * (share[:, None] + wide))
+    return best, total, value
+
+
+@triton.jit
+def attend_kernel(
+    q, k_pages, v_pages, kept, proj, y, best, weight, partial, rows, sessions, T, B,
+    proj_stride, scale, keep, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr, A: tl.constexpr,
+    BM: tl.constexpr, PARTITION: tl.constexpr, PARTS: tl.constexpr, BESIDE: tl.constexpr,
+    PRECISE: tl.constexpr,
+):  # fmt: skip
+    """The R heads of one row that share keys: one partition (BESIDE), or all of them merged."""
+    t, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b = tl.load(rows + SESSION * T + t)
+    if b < 0:
+        return
+    seen = (tl.load(rows + POSITION * T + t) + 1).to(tl.int32)
+    table = tl.load(sessions + TABLE * B + b).to(tl.pointer_type(tl.int64))
+    chosen = seen // N > keep
+    tail = seen - seen % N
+    limit = seen
+    if chosen:
+        limit = keep * N + seen % N
+    lane = tl.arange(0, BM)
+    a = tl.arange(0, A)
+    n = tl.arange(0, PAGE)
+    ok = lane < R
+    at = (t * G + g) * R + lane
+    b_q = tl.load(q + at[:, None] * A + a[None, :], mask=ok[:, None], other=0.0)
+    top = tl.full((BM,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BM,), dtype=tl.float32)
+    value = tl.zeros((BM, A), dtype=tl.float32)
+    low, high = 0, (limit + PARTITION - 1) // PARTITION
+    if BESIDE:
+        low = tl.program_id(2)
+        high = tl.minimum(low + 1, high)
+    for part in range(low, high):
+        part_top = tl.full((BM,), float("-inf"), dtype=tl.float32)
+        part_total = tl.zeros((BM,), dtype=tl.float32)
+        part_value = tl.zeros((BM, A), dtype=tl.float32)
+        for start in range(0, PARTITION, PAGE):
+            j = part * PARTITION + start + n
+            known = j < limit
+            token = j
+            if chosen:
+                listed = known & (j < keep * N)
+                block = tl.load(kept + t * keep + j // N, mask=listed, other=0)
+                token = tl.where(j < keep * N, block * N + j % N, tail + j - keep * N)
+            token = tl.where(known, token, 0)
+            place = tl.load(table + token // PAGE, mask=known, other=0) * PAGE + token % PAGE
+            k_t = tl.load(k_pages + (place * G + g)[None, :] * A + a[:, None],
+                          mask=known[None, :], other=0.0)  # fmt: skip
+            if PRECISE == "":
+                scores = tl.dot(b_q, k_t) * scale
+            else:
+                scores = tl.dot(b_q, k_t, input_precision=PRECISE) * scale
+            scores = tl.where(known[None, :] & ok[:, None], scores, float("-inf"))
+            new = tl.maximum(part_top, tl.max(scores, axis=1))
+            shift = tl.where(new == float("-inf"), 0.0, new)
+            weights = tl.exp(scores - shift[:, None])
+            fade = tl.exp(part_top - shift)
+            part_total = tl.fma(part_total, fade, tl.sum(weights, axis=1))
+            b_v = tl.load(v_pages + (place * G + g)[:, None] * A + a[None, :],
+                          mask=known[:, None], other=0.0)  # fmt: skip
+            part_value = part_value * fade[:, None]
+            if PRECISE == "":
+                part_value = tl.dot(weights.to(b_v.dtype), b_v, part_value)
+            else:
+                part_value = tl.dot(weights, b_v, part_value, input_precision=PRECISE)
+            part_top = new
+        top, total, value = _merged(top, total, value, part_top, part_total, part_value)
+    if BESIDE:
+        out = at * PARTS + tl.program_id(2)
+        tl.store(best + out, top, mask=ok)
+        tl.store(weight + out, total, mask=ok)
+        tl.store(partial + out[:, None] * A + a[None, :], value, mask=ok[:, None])
+    else:
+        head = g * R + lane
+        gate = tl.load(proj + t * proj_stride + (head * 2 * A + A)[:, None] + a[None, :],
+                       mask=ok[:, None], other=0.0).to(tl.float32)  # fmt: skip
+        out = value / total[:, None] * sigmoid32(gate)
+        tl.store(y + at[:, None] * A + a[None, :], out.to(y.dtype.element_ty), mask=ok[:, None])
+
+
+@triton.jit
+def merge_kernel(best, weight, partial, proj, y, rows, T, proj_stride, PARTS: tl.constexpr,
+                 HEADS: tl.constexpr, A: tl.constexpr):  # fmt: skip
+    """One head of one row: its partitions in order, then its gate."""
+    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    a = tl.arange(0, A)
+    at = t * HEADS + head
+    if tl.load(rows + SESSION * T + t) < 0:
+        tl.store(y + at * A + a, tl.zeros((A,), dtype=tl.float32).to(y.dtype.element_ty))
+        return
+    top = tl.full((1,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((1,), dtype=tl.float32)
+    value = tl.zeros((1, A), dtype=tl.float32)
+    one = tl.arange(0, 1)
+    for part in range(PARTS):
+        out = at * PARTS + part
+        p_value = partial + out * A + one[:, None] + a[None, :]
+        top, total, value = _merged(
+            top, total, value, tl.load(best + out + one), tl.load(weight + out + one),
+            tl.load(p_value),
+        )  # fmt: skip
+    gate = tl.load(proj + t * proj_stride + head * 2 * A + A + one[:, None] + a[None, :])
+    out = value / total[:, None] * sigmoid32(gate.to(tl.float32))
+    tl.store(y + at * A + one[:, None] + a[None, :], out.to(y.dtype.element_ty))

@@ -1,0 +1,426 @@
+"""Gated delta rule over the sequences of a launch, with their state in place (model.md E.2).
+
+Convolution and gates make the new rows; `prepare` inverts the triangular system of every chunk of
+64 rows; `walk` carries the state through a head's chunks. Chunks begin at multiples of 64 of the
+sequence, so a row re-enters the chunk that it would have had in any other launch (design.md section
+2). Rows since the state's position are kept: row p of a sequence whose state stands at B lies in
+place B mod 128 + p - B. When the state moves on by a chunk the rows behind it need not move: what
+lies behind place 127 is also kept 128 places before.
+
+The inverse comes from doubling blocks: T of 2s rows is T - T L T, T the inverse of blocks of s and L
+what couples them. No power of L is formed, so nothing grows when keys repeat.
+
+Legend: T rows, H key heads, V value heads, A head width, C channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from civetta.kernels.fused.launch import (
+    BASE,
+    FIRST,
+    FIRST_ROW,
+    NEW_BASE,
+    POSITION,
+    ROWS,
+    SESSION,
+    STATE,
+)
+from civetta.kernels.fused.streams import sigmoid32
+from civetta.kernels.matmul.triton import precision
+from civetta.kernels.ops import GDN_CHUNK
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from civetta.kernels.fused.launch import Batch
+
+CHUNK = tl.constexpr(GDN_CHUNK)
+PLACES = 2 * GDN_CHUNK + 16
+"""Places for rows since the state's position: two chunks, and what is written twice."""
+
+STATE_COLS = 32
+"""Columns of the state that one program carries."""
+
+CONV_ROWS = 8
+"""Rows of a tile of the convolution when rows are many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaPlaces:
+    """Byte offsets of one layer's parts from a session's state address."""
+
+    state: int  # float32 [V, A, A]
+    k: int  # operands' dtype [PLACES, H, A]
+    v: int  # [PLACES, V, A]
+    log_decay: int  # float32 [PLACES, V]
+    beta: int
+    conv: int  # operands' dtype [ring, C]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSizes:
+    """Heads, their width, taps and ring of the convolution; `tiled` as in `Ops.gdn_chunks`."""
+
+    key_heads: int
+    value_heads: int
+    width: int
+    taps: int
+    ring: int
+    tiled: bool
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: q, k and v."""
+        return (2 * self.key_heads + self.value_heads) * self.width
+
+
+@triton.jit
+def conv_kernel(
+    u, w, gates, decay_scale, dt_bias, mixed, log_decay, beta, rows, sessions, T, B,
+    u_stride, gate_stride, K_AT, V_AT, DECAY_AT, BETA_AT, CONV_AT,
+    H: tl.constexpr, V: tl.constexpr, A: tl.constexpr, TAPS: tl.constexpr, RING: tl.constexpr,
+    APPEND: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """One head's channels of BT rows, or (last program) their gates."""
+    C: tl.constexpr = (2 * H + V) * A
+    head = tl.program_id(1)
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    ok_t = t < T
+    b = tl.load(rows + SESSION * T + t, mask=ok_t, other=-1)
+    ok_t = ok_t & (b >= 0)
+    b = tl.where(ok_t, b, 0)
+    p = tl.load(rows + POSITION * T + t, mask=ok_t, other=0)
+    first_row = tl.load(sessions + FIRST_ROW * B + b)
+    base = tl.load(sessions + BASE * B + b)
+    state = tl.load(sessions + STATE * B + b)
+    place = base % (2 * CHUNK) + p - base
+    again = place - 2 * CHUNK
+    if head == 2 * H + V:
+        v = tl.arange(0, BV)
+        ok = ok_t[:, None] & (v < V)[None, :]
+        x = tl.load(gates + t[:, None] * gate_stride + v[None, :], mask=ok, other=0.0)
+        x += tl.load(dt_bias + v, mask=v < V, other=0.0)[None, :]
+        e = tl.exp(-tl.abs(x))
+        # log(1 + e) loses a small e; its series does not
+        small = e * (1.0 - e * (0.5 - e * (0.33333334 - 0.25 * e)))
+        soft = tl.maximum(x, 0.0) + tl.where(e < 1e-2, small, tl.log(1.0 + e))
+        b_decay = tl.load(decay_scale + v, mask=v < V, other=0.0)[None, :] * soft
+        raw = tl.load(gates + t[:, None] * gate_stride + V + v[None, :], mask=ok, other=0.0)
+        b_beta = sigmoid32(raw)
+        at = t[:, None] * V + v[None, :]
+        tl.store(log_decay + at, b_decay, mask=ok)
+        tl.store(beta + at, b_beta, mask=ok)
+        if APPEND:
+            p_decay = (state + DECAY_AT).to(tl.pointer_type(tl.float32))
+            p_beta = (state + BETA_AT).to(tl.pointer_type(tl.float32))
+            own = place[:, None] * V + v[None, :]
+            twice = again[:, None] * V + v[None, :]
+            tl.store(p_decay[:, None] + own, b_decay, mask=ok)
+            tl.store(p_beta[:, None] + own, b_beta, mask=ok)
+            ok_again = ok & (again >= 0)[:, None]
+            tl.store(p_decay[:, None] + twice, b_decay, mask=ok_again)
+            tl.store(p_beta[:, None] + twice, b_beta, mask=ok_again)
+        return
+    a = tl.arange(0, A)
+    c = head * A + a
+    total = tl.zeros((BT, A), dtype=tl.float32)
+    ring = (state + CONV_AT).to(tl.pointer_type(u.dtype.element_ty))
+    for k in tl.static_range(TAPS):
+        back = TAPS - 1 - k
+        here = ok_t & (t - back >= first_row)
+        then = ok_t & (t - back < first_row) & (p - back >= 0)
+        new = tl.load(u + (t - back).to(tl.int64)[:, None] * u_stride + c[None, :],
+                      mask=here[:, None], other=0.0)  # fmt: skip
+        slot = (p - back + RING) % RING
+        old = tl.load(ring[:, None] + slot[:, None] * C + c[None, :],
+                      mask=then[:, None], other=0.0)  # fmt: skip
+        tap = tl.load(w + c * TAPS + k)
+        total = tl.fma(
+            new.to(tl.float32) + old.to(tl.float32),
+            tap[None, :] + tl.zeros((BT, A), dtype=tl.float32),
+            total,
+        )
+    y = (total * sigmoid32(total)).to(mixed.dtype.element_ty)
+    tl.store(mixed + t.to(tl.int64)[:, None] * C + c[None, :], y, mask=ok_t[:, None])
+    if APPEND:
+        raw = tl.load(u + t.to(tl.int64)[:, None] * u_stride + c[None, :], mask=ok_t[:, None])
+        tl.store(ring[:, None] + (p % RING)[:, None] * C + c[None, :], raw, mask=ok_t[:, None])
+        if head >= H:
+            if head < 2 * H:
+                p_new = (state + K_AT).to(tl.pointer_type(u.dtype.element_ty))
+                heads, own = H, head - H
+            else:
+                p_new = (state + V_AT).to(tl.pointer_type(u.dtype.element_ty))
+                heads, own = V, head - 2 * H
+            at = (place[:, None] * heads + own) * A + a[None, :]
+            tl.store(p_new[:, None] + at, y, mask=ok_t[:, None])
+            at = (again[:, None] * heads + own) * A + a[None, :]
+            tl.store(p_new[:, None] + at, y, mask=(ok_t & (again >= 0))[:, None])
+
+
+@triton.jit
+def keep_kernel(
+    mixed, log_decay, beta, sessions, B, K_AT, V_AT, DECAY_AT, BETA_AT,
+    H: tl.constexpr, V: tl.constexpr, A: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """One place behind the new base: its row, if this launch made it, into the state."""
+    C: tl.constexpr = (2 * H + V) * A
+    b = tl.program_id(1)
+    new_base = tl.load(sessions + NEW_BASE * B + b)
+    first = tl.load(sessions + FIRST * B + b)
+    p = new_base + tl.program_id(0)
+    if p < first:
+        return
+    if p >= first + tl.load(sessions + ROWS * B + b):
+        return
+    t = tl.load(sessions + FIRST_ROW * B + b) + p - first
+    state = tl.load(sessions + STATE * B + b)
+    place = new_base % (2 * CHUNK) + p - new_base
+    p_k = (state + K_AT).to(tl.pointer_type(mixed.dtype.element_ty))
+    p_v = (state + V_AT).to(tl.pointer_type(mixed.dtype.element_ty))
+    p_decay = (state + DECAY_AT).to(tl.pointer_type(tl.float32))
+    p_beta = (state + BETA_AT).to(tl.pointer_type(tl.float32))
+    a = tl.arange(0, A)
+    v = tl.arange(0, BV)
+    b_decay = tl.load(log_decay + t * V + v, mask=v < V, other=0.0)
+    b_beta = tl.load(beta + t * V + v, mask=v < V, other=0.0)
+    for copy in tl.static_range(2):
+        at = place - 2 * CHUNK * copy
+        ok_a, ok_v = tl.where(a < A, at, -1) >= 0, tl.where(v < V, at, -1) >= 0
+        for h in range(H):
+            row = tl.load(mixed + t * C + (H + h) * A + a)
+            tl.store(p_k + (at * H + h) * A + a, row, mask=ok_a)
+        for h in range(V):
+            row = tl.load(mixed + t * C + (2 * H + h) * A + a)
+            tl.store(p_v + (at * V + h) * A + a, row, mask=ok_a)
+        tl.store(p_decay + at * V + v, b_decay, mask=ok_v)
+        tl.store(p_beta + at * V + v, b_beta, mask=ok_v)
+
+
+@triton.jit
+def push_kernel(x, sessions, B, x_stride, C, RING_AT, RING: tl.constexpr, BLOCK: tl.constexpr):
+    """The newest rows of a launch into a ring of the state: one slot, some channels."""
+    b = tl.program_id(1)
+    first = tl.load(sessions + FIRST * B + b)
+    stop = first + tl.load(sessions + ROWS * B + b)
+    p = stop - 1 - tl.program_id(0)
+    if p < first:
+        return
+    t = tl.load(sessions + FIRST_ROW * B + b) + p - first
+    c = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    address = tl.load(sessions + STATE * B + b) + RING_AT
+    ring = address.to(tl.pointer_type(x.dtype.element_ty))
+    row = tl.load(x + t * x_stride + c, mask=c < C, other=0.0)
+    tl.store(ring + (p % RING) * C + c, row, mask=c < C)
+
+
+@triton.jit
+def _unit(x):
+    return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
+
+
+@triton.jit
+def prepare_kernel(
+    mixed, log_decay, beta, u, w, p, decay, sessions, B, K_AT, V_AT, DECAY_AT, BETA_AT,
+    H: tl.constexpr, V: tl.constexpr, A: tl.constexpr, TILED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One chunk of one value head: u, w [64, A], p [64, 64] and the running decay [64]."""
+    C: tl.constexpr = (2 * H + V) * A
+    i_c, i_v, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    base = tl.load(sessions + BASE * B + b)
+    opened = tl.load(sessions + FIRST * B + b) - base
+    total = opened + tl.load(sessions + ROWS * B + b)
+    if i_c * CHUNK >= total:
+        return
+    i_h = i_v % H if TILED else i_v // (V // H)
+    state = tl.load(sessions + STATE * B + b)
+    r = tl.arange(0, CHUNK)
+    a = tl.arange(0, A)
+    i = i_c * CHUNK + r
+    old, new = i < opened, (i >= opened) & (i < total)
+    place = base % (2 * CHUNK) + i
+    t = tl.load(sessions + FIRST_ROW * B + b) + i - opened
+    p_k = (state + K_AT).to(tl.pointer_type(mixed.dtype.element_ty))
+    p_v = (state + V_AT).to(tl.pointer_type(mixed.dtype.element_ty))
+    p_decay = (state + DECAY_AT).to(tl.pointer_type(tl.float32))
+    p_beta = (state + BETA_AT).to(tl.pointer_type(tl.float32))
+    row = t[:, None] * C + a[None, :]
+    b_k = tl.load(p_k + (place * H + i_h)[:, None] * A + a[None, :], mask=old[:, None], other=0.0)
+    b_k += tl.load(mixed + row + (H + i_h) * A, mask=new[:, None], other=0.0)
+    b_v = tl.load(p_v + (place * V + i_v)[:, None] * A + a[None, :], mask=old[:, None], other=0.0)
+    b_v += tl.load(mixed + row + (2 * H + i_v) * A, mask=new[:, None], other=0.0)
+    b_q = tl.load(mixed + row + i_h * A, mask=new[:, None], other=0.0)
+    b_g = tl.load(p_decay + place * V + i_v, mask=old, other=0.0)
+    b_g += tl.load(log_decay + t * V + i_v, mask=new, other=0.0)
+    b_beta = tl.load(p_beta + place * V + i_v, mask=old, other=0.0)
+    b_beta += tl.load(beta + t * V + i_v, mask=new, other=0.0)
+    b_decay = tl.cumsum(b_g, axis=0)
+    b_k = _unit(b_k.to(tl.float32))
+    b_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+    b_v = b_v.to(tl.float32)
+    lower = r[:, None] >= r[None, :]
+    pair = tl.exp(tl.where(lower, b_decay[:, None] - b_decay[None, :], float("-inf")))
+    k_beta = b_k * b_beta[:, None]
+    k_t = b_k.trans(1, 0)
+    system = tl.dot(k_beta, k_t, input_precision=EXACT) * pair
+    system = tl.where(r[:, None] > r[None, :], system, 0.0)
+    pairs = (r[:, None] // 2) == (r[None, :] // 2)
+    inverse = (r[:, None] == r[None, :]).to(tl.float32) - tl.where(pairs, system, 0.0)
+    for doubling in tl.static_range(5):
+        s: tl.constexpr = 2 << doubling
+        same = (r[:, None] // (2 * s)) == (r[None, :] // (2 * s))
+        other = (r[:, None] // s) != (r[None, :] // s)
+        couples = tl.where(same & other, system, 0.0)
+        inner = tl.dot(inverse, couples, input_precision=EXACT)
+        inverse -= tl.dot(inner, inverse, input_precision=EXACT)
+    b_u = tl.dot(inverse, b_v * b_beta[:, None], input_precision=EXACT)
+    b_w = tl.dot(inverse, k_beta * tl.exp(b_decay)[:, None], input_precision=EXACT)
+    b_p = tl.dot(b_q, k_t, input_precision=EXACT) * pair
+    chunk = (b.to(tl.int64) * V + i_v) * tl.num_programs(0) + i_c
+    at = (chunk * CHUNK + r)[:, None] * A + a[None, :]
+    tl.store(u + at, b_u)
+    tl.store(w + at, b_w)
+    tl.store(p + (chunk * CHUNK + r)[:, None] * CHUNK + r[None, :], b_p)
+    tl.store(decay + chunk * CHUNK + r, b_decay)
+
+
+@triton.jit
+def walk_kernel(
+    mixed, u, w, p, decay, o, sessions, B, chunks, S_AT, K_AT,
+    H: tl.constexpr, V: tl.constexpr, A: tl.constexpr, BA: tl.constexpr, TILED: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """All chunks of BA columns of one value head's state, in order; the state moves on in place."""
+    C: tl.constexpr = (2 * H + V) * A
+    i_b, i_v, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    base = tl.load(sessions + BASE * B + b)
+    fold = tl.load(sessions + NEW_BASE * B + b) - base
+    opened = tl.load(sessions + FIRST * B + b) - base
+    total = opened + tl.load(sessions + ROWS * B + b)
+    first_row = tl.load(sessions + FIRST_ROW * B + b)
+    i_h = i_v % H if TILED else i_v // (V // H)
+    address = tl.load(sessions + STATE * B + b)
+    r = tl.arange(0, CHUNK)
+    a = tl.arange(0, A)
+    part = i_b * BA + tl.arange(0, BA)
+    p_k = (address + K_AT).to(tl.pointer_type(mixed.dtype.element_ty))
+    p_state = (address + S_AT).to(tl.pointer_type(tl.float32))
+    p_state += (i_v * A + a)[:, None] * A + part[None, :]
+    b_state = tl.load(p_state)
+    for i_c in range((total + CHUNK - 1) // CHUNK):
+        chunk = (b.to(tl.int64) * V + i_v) * chunks + i_c
+        at_row = (chunk * CHUNK + r)[:, None]
+        i = i_c * CHUNK + r
+        old, new = i < opened, (i >= opened) & (i < total)
+        place = base % (2 * CHUNK) + i
+        t = first_row + i - opened
+        row = t[:, None] * C + a[None, :]
+        at_k = (place * H + i_h)[:, None] * A + a[None, :]
+        b_k = tl.load(p_k + at_k, mask=old[:, None], other=0.0)
+        b_k += tl.load(mixed + row + (H + i_h) * A, mask=new[:, None], other=0.0)
+        b_k = _unit(b_k.to(tl.float32))
+        b_q = tl.load(mixed + row + i_h * A, mask=new[:, None], other=0.0)
+        b_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+        b_decay = tl.load(decay + chunk * CHUNK + r)
+        end = tl.load(decay + chunk * CHUNK + CHUNK - 1)
+        b_w = tl.load(w + at_row * A + a[None, :])
+        b_u = tl.load(u + at_row * A + part[None, :])
+        b_v = b_u - tl.dot(b_w, b_state, input_precision=EXACT)
+        b_o = tl.dot(b_q * tl.exp(b_decay)[:, None], b_state, input_precision=EXACT)
+        b_p = tl.load(p + at_row * CHUNK + r[None, :])
+        b_o += tl.dot(b_p, b_v, input_precision=EXACT)
+        p_o = o + (t * V + i_v)[:, None] * A + part[None, :]
+        tl.store(p_o, b_o.to(o.dtype.element_ty), mask=new[:, None])
+        to_end = b_k * tl.exp(end - b_decay)[:, None]
+        b_state = b_state * tl.exp(end)
+        b_state += tl.dot(to_end.trans(1, 0), b_v, input_precision=EXACT)
+        if (i_c + 1) * CHUNK == fold:
+            tl.store(p_state, b_state)
+
+
+@triton.jit
+def gated_norm_kernel(o, z, gain, y, rows, T, z_stride, eps, V: tl.constexpr, A: tl.constexpr):
+    """One head of one row: gain * rms(o) * sigmoid(z); zeros in rows of no session."""
+    t, v = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    a = tl.arange(0, A)
+    there = tl.where(a < A, tl.load(rows + SESSION * T + t), -1) >= 0
+    b_o = tl.load(o + (t * V + v) * A + a, mask=there, other=0.0).to(tl.float32)
+    b_z = tl.load(z + t * z_stride + v * A + a).to(tl.float32)
+    b_o = b_o * tl.rsqrt(tl.sum(b_o * b_o, axis=0) / A + eps) * tl.load(gain + a)
+    tl.store(y + (t * V + v) * A + a, (b_o * sigmoid32(b_z)).to(y.dtype.element_ty))
+
+
+def delta(
+    batch: Batch,
+    sizes: DeltaSizes,
+    at: DeltaPlaces,
+    u_TC: Tensor,
+    z_TX: Tensor,
+    gates_TG: Tensor,
+    conv_CK: Tensor,
+    decay_scale_V: Tensor,
+    dt_bias_V: Tensor,
+    gain_A: Tensor,
+    eps: float,
+) -> Tensor:
+    """The mixer between its projections: y [T, V * A] in u's dtype. Moves every session's state on.
+
+    u [T, C], z [T, V * A] and gates float32 [T, 2 * V] (decay, then strength) may have strided rows.
+    """
+    h, v, a = sizes.key_heads, sizes.value_heads, sizes.width
+    device, dtype = u_TC.device, u_TC.dtype
+    rows, sessions, t, b = batch.rows_FT, batch.sessions_FB, batch.rows, batch.sessions
+    exact = precision(torch.float32, device)
+    wide = triton.next_power_of_2(v)
+    mixed = torch.empty((t, sizes.channels), dtype=dtype, device=device)
+    log_decay = torch.empty((t, v), dtype=torch.float32, device=device)
+    beta = torch.empty_like(log_decay)
+    tile = 1 if batch.in_place else CONV_ROWS
+    conv_kernel[(-(-t // tile), 2 * h + v + 1)](
+        u_TC, conv_CK, gates_TG, decay_scale_V, dt_bias_V, mixed, log_decay, beta, rows, sessions,
+        t, b, u_TC.stride(0), gates_TG.stride(0), at.k, at.v, at.log_decay, at.beta, at.conv,
+        H=h, V=v, A=a, TAPS=sizes.taps, RING=sizes.ring, APPEND=batch.in_place, BT=tile, BV=wide,
+        num_warps=1 if batch.in_place else 4,
+    )  # fmt: skip
+    chunks = -(-(GDN_CHUNK + 15 + batch.most_rows) // GDN_CHUNK)
+    u = torch.empty((b, v, chunks, GDN_CHUNK, a), dtype=torch.float32, device=device)
+    w = torch.empty_like(u)
+    p = torch.empty((b, v, chunks, GDN_CHUNK, GDN_CHUNK), dtype=torch.float32, device=device)
+    decay = torch.empty((b, v, chunks, GDN_CHUNK), dtype=torch.float32, device=device)
+    prepare_kernel[(chunks, v, b)](
+        mixed, log_decay, beta, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
+        H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=8,
+    )  # fmt: skip
+    o = torch.empty((t, v, a), dtype=dtype, device=device)
+    cols = min(STATE_COLS, a)
+    walk_kernel[(a // cols, v, b)](
+        mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
+        H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
+    )  # fmt: skip
+    if not batch.in_place:
+        keep_kernel[(GDN_CHUNK + 16, b)](
+            mixed, log_decay, beta, sessions, b, at.k, at.v, at.log_decay, at.beta,
+            H=h, V=v, A=a, BV=wide, num_warps=1,
+        )  # fmt: skip
+        push(batch, u_TC, at.conv, sizes.ring)
+    y = torch.empty((t, v * a), dtype=dtype, device=device)
+    gated_norm_kernel[(t, v)](
+        o, z_TX, gain_A, y, rows, t, z_TX.stride(0), eps, V=v, A=a, num_warps=1
+    )
+    return y
+
+
+def push(batch: Batch, x_TC: Tensor, place: int, ring: int) -> None:
+    """The newest rows of every session into the ring at byte `place` of its state."""
+    channels = x_TC.shape[1]
+    push_kernel[(ring, batch.sessions, -(-channels // 1024))](
+        x_TC, batch.sessions_FB, batch.sessions, x_TC.stride(0), channels, place, RING=ring,
+        BLOCK=1024,
+    )  # fmt: skip

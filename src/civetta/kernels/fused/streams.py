@@ -1,0 +1,217 @@
+"""The residual streams between two layers in three kernels (model.md A.6).
+
+`enter` writes the last layer's output into the streams, norms them and begins the strengths of the
+next write; a product squeezes them; `mix` makes the next layer's input. Nothing of [T, S, D] passes
+through memory but the streams themselves and their norm in the operands' dtype.
+
+Legend: T rows, S streams, D width, M expert slots a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from civetta.kernels.matmul.triton import part_sum, precision, product
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from civetta.kernels.packed import PackedHyper
+
+MIX_COLS = 32
+"""Columns of a tile of `mix` when rows are few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A layer's output on its way into the streams.
+
+    y float32 [T, D] or [T, M, D] with weights_TM; shared float32 [T, D] with its logit
+    shared_mix [T] (strided), or None; inject float32 [T, S, S] as `enter` left it.
+    """
+
+    y: Tensor
+    inject: Tensor
+    weights_TM: Tensor | None = None
+    shared: Tensor | None = None
+    shared_mix: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """Streams' norm [T, S * D] in the operands' dtype, scales [T, S] float32 of the norm, and the
+    strengths' partial sums [T, S, S] (row j: what stream j adds), None at the end."""
+
+    normed: Tensor
+    scale: Tensor
+    inject: Tensor | None
+
+    def rows(self, rows_N: Tensor) -> Entered:
+        """Some rows, packed; for the end, where no strengths are needed."""
+        return Entered(normed=self.normed[rows_N], scale=self.scale[rows_N], inject=None)
+
+
+@triton.jit
+def sigmoid32(x):
+    """1 / (1 + exp(-x)), float32."""
+    return 1.0 / (1.0 + tl.exp(tl.minimum(-x, 80.0)))
+
+
+@triton.jit
+def combine_kernel(y, weights, shared, shared_mix, out, mix_stride, D, M: tl.constexpr,
+                   SHARED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """One row: its experts' outputs in slot order, then the shared expert's."""
+    t = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    b = combined(y, weights, shared, shared_mix, t, c, c < D, mix_stride, D, M, SHARED)
+    tl.store(out + t * D + c, b, mask=c < D)
+
+
+@triton.jit
+def combined(y, weights, shared, shared_mix, t, c, ok, mix_stride, D, M: tl.constexpr,
+             SHARED: tl.constexpr):  # fmt: skip
+    """Row t's layer output at columns c."""
+    if M == 0:
+        total = tl.load(y + t * D + c, mask=ok, other=0.0)
+    else:
+        total = tl.zeros(c.shape, dtype=tl.float32)
+        for j in tl.static_range(M):
+            b = tl.load(y + (t * M + j) * D + c, mask=ok, other=0.0)
+            total = tl.fma(b, tl.load(weights + t * M + j) + tl.zeros(c.shape, tl.float32), total)
+    if SHARED:
+        strength = sigmoid32(tl.load(shared_mix + t * mix_stride))
+        b = tl.load(shared + t * D + c, mask=ok, other=0.0)
+        total = tl.fma(b, strength + tl.zeros(c.shape, tl.float32), total)
+    return total
+
+
+@triton.jit
+def enter_kernel(
+    x, y, weights, shared, shared_mix, inject, gain, w_inject, normed, scale, inject_out,
+    mix_stride, eps, D: tl.constexpr, S: tl.constexpr, M: tl.constexpr, SHARED: tl.constexpr,
+    WRITE: tl.constexpr, INJECT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One stream of one row: x += strength * y, its norm, its part of the next strengths."""
+    t, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.arange(0, BLOCK)
+    ok = c < D
+    at = (t * S + j) * D + c
+    b_x = tl.load(x + at, mask=ok, other=0.0)
+    if WRITE:
+        raw = 0.0
+        for i in tl.static_range(S):
+            raw += tl.load(inject + (t * S + i) * S + j)
+        strength = 2.0 * sigmoid32(raw / S)
+        b_y = combined(y, weights, shared, shared_mix, t, c, ok, mix_stride, D, M, SHARED)
+        b_x = tl.fma(b_y, strength + tl.zeros(c.shape, tl.float32), b_x)
+        tl.store(x + at, b_x, mask=ok)
+    b_scale = tl.rsqrt(tl.sum(b_x * b_x, axis=0) / D + eps)
+    b_n = b_x * b_scale * tl.load(gain + j * D + c, mask=ok, other=0.0)
+    tl.store(normed + at, b_n.to(normed.dtype.element_ty), mask=ok)
+    tl.store(scale + t * S + j, b_scale)
+    if INJECT:
+        for i in tl.static_range(S):
+            w = tl.load(w_inject + (i * S + j) * D + c, mask=ok, other=0.0)
+            tl.store(inject_out + (t * S + j) * S + i, tl.sum(b_n * w, axis=0))
+
+
+def enter(
+    x_TSD: Tensor, w: PackedHyper, eps: float, dtype: torch.dtype, written: Written | None
+) -> Entered:
+    """Write a layer's output into x in place, and norm the streams for the site `w`."""
+    rows, streams, width = x_TSD.shape
+    device = x_TSD.device
+    normed = torch.empty((rows, streams * width), dtype=dtype, device=device)
+    scale = torch.empty((rows, streams), dtype=torch.float32, device=device)
+    inject = None
+    if w.inject is not None:
+        inject = torch.empty((rows, streams, streams), dtype=torch.float32, device=device)
+    y, weights, shared, mix, mix_stride, slots = x_TSD, x_TSD, x_TSD, x_TSD, 0, 0
+    if written is not None:
+        y = written.y
+        if written.weights_TM is not None:
+            weights, slots = written.weights_TM, written.weights_TM.shape[1]
+        if written.shared is not None and written.shared_mix is not None:
+            shared, mix = written.shared, written.shared_mix
+            mix_stride = mix.stride(0)
+    enter_kernel[(rows, streams)](
+        x_TSD, y, weights, shared, mix, x_TSD if written is None else written.inject,
+        w.gain_SD, x_TSD if w.inject is None else w.inject.codes, normed, scale,
+        scale if inject is None else inject, mix_stride, eps, D=width, S=streams, M=slots,
+        SHARED=written is not None and written.shared is not None, WRITE=written is not None,
+        INJECT=inject is not None, BLOCK=triton.next_power_of_2(width), num_warps=8,
+    )  # fmt: skip
+    return Entered(normed=normed, scale=scale, inject=inject)
+
+
+def settle(written: Written) -> Written:
+    """The same output with experts and shared expert added up once; worth it for many rows."""
+    if written.weights_TM is None:
+        return written
+    rows, slots, width = written.y.shape
+    y_TD = torch.empty((rows, width), dtype=torch.float32, device=written.y.device)
+    block = min(1024, triton.next_power_of_2(width))
+    shared, mix = written.shared, written.shared_mix
+    combine_kernel[(rows, -(-width // block))](
+        written.y, written.weights_TM, y_TD if shared is None else shared,
+        y_TD if mix is None else mix, y_TD, 0 if mix is None else mix.stride(0), width,
+        M=slots, SHARED=shared is not None, BLOCK=block,
+    )  # fmt: skip
+    return Written(y=y_TD, inject=written.inject)
+
+
+@triton.jit
+def mix_kernel(
+    m, x, scale, gain, h, codes, high, step, minimum, d, dmin, table, T, D,
+    K: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr,
+    BITS: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
+    SCALE: tl.constexpr, SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr,
+    R: tl.constexpr,
+):  # fmt: skip
+    """Mean over streams, in order, of sigmoid(up m) * norm: one tile of columns and rows."""
+    c = tl.program_id(0) * BN + tl.arange(0, BN)
+    t = tl.program_id(1) * BM + tl.arange(0, BM)
+    ok_c, ok_t = c < D, t < T
+    i_m = t.to(tl.int64) * K
+    mask = ok_c[:, None] & ok_t[None, :]
+    total = tl.zeros((BN, BM), dtype=tl.float32)
+    for j in range(S):
+        row = (j * D + c).to(tl.int64)
+        gate = part_sum(
+            m, i_m, codes, high, step, minimum, d, dmin, table, row, 0, K, ok_c, ok_t,
+            K, BN, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, R,
+        )  # fmt: skip
+        at = (t.to(tl.int64) * S + j)[None, :] * D + c[:, None]
+        b_x = tl.load(x + at, mask=mask, other=0.0)
+        b_scale = tl.load(scale + t * S + j, mask=ok_t, other=0.0)
+        b_gain = tl.load(gain + j * D + c, mask=ok_c, other=0.0)
+        total = tl.fma(sigmoid32(gate), b_x * b_scale[None, :] * b_gain[:, None], total)
+    p_h = h + t.to(tl.int64)[None, :] * D + c[:, None]
+    tl.store(p_h, (total / S).to(h.dtype.element_ty), mask=mask)
+
+
+def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tensor:
+    """The next layer's input [T, D] in the norm's dtype."""
+    rows, streams, width = x_TSD.shape
+    rank, dtype = w.down.rows, entered.normed.dtype
+    m_TR = torch.empty((rows, rank), dtype=dtype, device=x_TSD.device)
+    product(entered.normed, w.down, m_TR, counts, act="squeeze", act_divisor=float(streams))
+    h_TD = torch.empty((rows, width), dtype=dtype, device=x_TSD.device)
+    few = rows <= 64
+    tile_n, tile_m = (MIX_COLS, 16 if rows <= 16 else 32) if few else (64, 64)
+    r = w.up.recipe
+    planes = (w.up.high, w.up.scale, w.up.minimum, w.up.d, w.up.dmin, w.up.levels)
+    per_byte = 1 if r.bits in {0, 8} else 2
+    mix_kernel[(-(-width // tile_n), -(-rows // tile_m))](
+        m_TR, x_TSD, entered.scale, w.gain_SD, h_TD, w.up.codes,
+        *(m_TR if p is None else p for p in planes), rows, width,
+        K=rank, S=streams, BN=tile_n, BM=tile_m, KP=w.up.codes.shape[-1] * per_byte,
+        BITS=r.bits, CODE=r.code, OFFSET=r.offset, GROUP=r.group, SCALE=r.scale, SPAN=r.span,
+        LOW=r.low, PRECISE=precision(dtype, x_TSD.device), R=2, num_warps=4,
+    )  # fmt: skip
+    return h_TD

@@ -1,0 +1,232 @@
+"""The network's weights as the fused kernels read them: packed, and joined where one product reads
+the same rows.
+
+Legend: N outputs, K inputs, S streams, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from civetta.kernels.dequant.reference import dequantize
+from civetta.kernels.fused.attend import Gains
+from civetta.kernels.fused.embed import can_embed
+from civetta.kernels.fused.mixture import Mixture
+from civetta.kernels.packed import PackedHyper, PackedWeight, pack, pack_stack
+from civetta.model.weights import GdnWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from civetta.checkpoint.quant import QuantTensor, Weight
+    from civetta.kernels.ops import HyperWeights
+    from civetta.model.config import ModelConfig
+    from civetta.model.weights import (
+        BlockWeights,
+        MoeWeights,
+        PleWeights,
+        QsaWeights,
+        TrunkWeights,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuGdn:
+    """proj: rows of q, k, v, then z; gates float32: decay rows, then strength."""
+
+    proj: PackedWeight
+    gates: PackedWeight
+    conv_CK: Tensor
+    decay_scale_V: Tensor
+    dt_bias_V: Tensor
+    norm_A: Tensor
+    out: PackedWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuQsa:
+    """proj: rows of queries and gates, keys, values; index: index queries, then the index key."""
+
+    proj: PackedWeight
+    index: PackedWeight
+    gains: Gains
+    out: PackedWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPle:
+    """proj: rows of the streams' keys, then the value."""
+
+    proj: PackedWeight
+    norm_key_SD: Tensor
+    norm_query_SD: Tensor
+    norm_conv_SD: Tensor
+    conv_WK: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuBlock:
+    """One layer."""
+
+    attn_hyper: PackedHyper
+    mixer: GpuGdn | GpuQsa
+    mlp_hyper: PackedHyper
+    moe: Mixture
+    ple: GpuPle | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuWeights:
+    """The whole text network on one device."""
+
+    embed: PackedWeight
+    blocks: tuple[GpuBlock, ...]
+    mixer: PackedHyper
+    head: PackedWeight
+
+
+def gpu_weights(
+    stored: TrunkWeights, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> GpuWeights:
+    """Pack a network for `device`, one block at a time; `dtype` is that of the products' operands."""
+    packer = _Packer(config, device, dtype)
+    return GpuWeights(
+        embed=packer.table(stored.embed),
+        blocks=tuple(packer.block(block) for block in stored.blocks),
+        mixer=packer.hyper(stored.mixer),
+        head=packer.matrix(stored.head),
+    )
+
+
+class _Packer:
+    def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self._config, self._device, self._dtype = config, device, dtype
+
+    def matrix(self, w: Weight) -> PackedWeight:
+        return pack(w, self._dtype, self._device)
+
+    def table(self, w: Weight) -> PackedWeight:
+        """The embedding table; a format that is not read row by row becomes numbers."""
+        packed = self.matrix(w)
+        return packed if can_embed(packed) else self.matrix(_plain(w, self._dtype))
+
+    def block(self, w: BlockWeights) -> GpuBlock:
+        mixer = self._gdn(w.mixer) if isinstance(w.mixer, GdnWeights) else self._qsa(w.mixer)
+        return GpuBlock(
+            attn_hyper=self.hyper(w.attn_hyper),
+            mixer=mixer,
+            mlp_hyper=self.hyper(w.mlp_hyper),
+            moe=self._mixture(w.moe),
+            ple=None if w.ple is None else self._ple(w.ple),
+        )
+
+    def hyper(self, w: HyperWeights) -> PackedHyper:
+        return PackedHyper(
+            gain_SD=self._vector(w.gain_SD),
+            down=self.matrix(w.down),
+            up=self.matrix(w.up),
+            inject=None if w.inject is None else self._float32(w.inject),
+        )
+
+    def _gdn(self, w: GdnWeights) -> GpuGdn:
+        return GpuGdn(
+            proj=self._joined(w.in_qkv, w.in_z),
+            gates=self._float32(w.in_a, w.in_b),
+            conv_CK=self._vector(w.conv_CK),
+            decay_scale_V=self._vector(w.decay_scale_V),
+            dt_bias_V=self._vector(w.dt_bias_V),
+            norm_A=self._vector(w.norm_A),
+            out=self.matrix(w.out),
+        )
+
+    def _qsa(self, w: QsaWeights) -> GpuQsa:
+        return GpuQsa(
+            proj=self._joined(w.q, w.k, w.v),
+            index=self._joined(w.index_q, w.index_k),
+            gains=Gains(
+                q=self._vector(w.q_norm_A),
+                k=self._vector(w.k_norm_A),
+                index_q=self._vector(w.index_q_norm_X),
+                index_k=self._vector(w.index_k_norm_X),
+            ),
+            out=self.matrix(w.out),
+        )
+
+    def _mixture(self, w: MoeWeights) -> Mixture:
+        pairs = [
+            joined([gate, up], self._dtype)
+            for gate, up in zip(w.experts.gate, w.experts.up, strict=True)
+        ]
+        return Mixture(
+            router=self._float32(w.router, w.shared_mix),
+            gate_up=pack_stack(pairs, self._dtype, self._device),
+            down=pack_stack(w.experts.down, self._dtype, self._device),
+            shared_gate_up=self._joined(w.shared_gate, w.shared_up),
+            shared_down=self.matrix(w.shared_down),
+            slots=self._config.experts_a_token,
+        )
+
+    def _ple(self, w: PleWeights) -> GpuPle:
+        return GpuPle(
+            proj=self._joined(w.key, w.value),
+            norm_key_SD=self._vector(w.norm_key_SD),
+            norm_query_SD=self._vector(w.norm_query_SD),
+            norm_conv_SD=self._vector(w.norm_conv_SD),
+            conv_WK=self._vector(w.conv_WK),
+        )
+
+    def _joined(self, *matrices: Weight) -> PackedWeight:
+        return self.matrix(joined(matrices, self._dtype))
+
+    def _float32(self, *matrices: Weight) -> PackedWeight:
+        whole = torch.cat([_plain(w, torch.float32) for w in matrices])
+        return pack(whole, torch.float32, self._device)
+
+    def _vector(self, x: Tensor) -> Tensor:
+        return x.to(self._device).contiguous()
+
+
+def joined(matrices: Sequence[Weight], dtype: torch.dtype) -> Weight:
+    """Matrices of one width under one another.
+
+    Stored bytes stay as they are when the formats agree; else all become numbers of `dtype`, which
+    a product rounds its operands to anyway.
+    """
+    tensors = [w for w in matrices if isinstance(w, Tensor)]
+    if len(tensors) == len(matrices) and len({w.dtype for w in tensors}) == 1:
+        return torch.cat(tensors)
+    stored = [w for w in matrices if not isinstance(w, Tensor)]
+    if len(stored) == len(matrices) and _alike(stored):
+        scales = [w.scale for w in stored if w.scale is not None]
+        return replace(
+            stored[0],
+            data_RB=torch.cat([w.data_RB for w in stored]),
+            scale=torch.cat(scales) if scales else None,
+        )
+    return torch.cat([_plain(w, dtype) for w in matrices])
+
+
+def _alike(stored: Sequence[QuantTensor]) -> bool:
+    """Whether stored bytes and scales may simply follow one another."""
+    if len({w.format.name for w in stored}) > 1:
+        return False
+    if all(w.scale is None for w in stored):
+        return True
+    name = stored[0].format.name
+    if name == "F8_E4M3":
+        blocks = all(w.scale is not None and w.scale.ndim == 2 for w in stored)
+        return blocks and all(w.rows % 128 == 0 and w.row_offset % 128 == 0 for w in stored) and all(
+            w.scale is not None and w.scale.shape[0] == w.rows // 128 for w in stored
+        )
+    if name == "NVFP4":
+        firsts = [w.scale_2 for w in stored if w.scale_2 is not None]
+        return len(firsts) == len(stored) and all(torch.equal(s, firsts[0]) for s in firsts)
+    return False
+
+
+def _plain(w: Weight, dtype: torch.dtype) -> Tensor:
+    return (w if isinstance(w, Tensor) else dequantize(w)).to(dtype)
