@@ -274,7 +274,7 @@ def prepare_kernel(
     pairs = (r[:, None] // 2) == (r[None, :] // 2)
     inverse = (r[:, None] == r[None, :]).to(tl.float32) - tl.where(pairs, system, 0.0)
     for doubling in tl.static_range(5):
-        s: tl.constexpr = 2 << doubling
+        s = 2 << doubling
         same = (r[:, None] // (2 * s)) == (r[None, :] // (2 * s))
         other = (r[:, None] // s) != (r[None, :] // s)
         couples = tl.where(same & other, system, 0.0)
