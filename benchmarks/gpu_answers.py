@@ -1,11 +1,14 @@
-"""Does a GPU give one answer, and the CPU's? Run on a model with `python benchmarks/gpu_answers.py`.
+"""Does a GPU give one answer, and the CPU's? In two halves, so that a slow CPU need not be waited for.
 
-    python benchmarks/gpu_answers.py [-m MODEL] [--tokens 3000] [--text FILE]
+    python benchmarks/gpu_answers.py reference OUT.npz [-m MODEL] [--tokens 6000] [--text FILE]
+    python benchmarks/gpu_answers.py check IN.npz [-m MODEL] [--save FILE.json]
 
-Prints, for float32 and bfloat16 on the GPU: SHA-256 of all logits for several prefill batches, for a
-batch of three sessions and for token-by-token decoding (all must be equal), and the distance to the
-CPU's plain float32 reference (relative error, mean KL, top-1 agreement where the margin exceeds
-0.05 of the logits' spread).
+`reference` runs the CPU's float32 path over the text and keeps logits of 300 rows. `check` prints,
+for float32 and bfloat16 on the GPU: SHA-256 of all logits for prefill batches of 64 to 8192, for a
+batch of three sessions, for eight rows at a time and for token-by-token decoding, with the n-gram
+table on disk, in memory and on the GPU (all must be equal), and the distance to the reference
+(relative error, mean KL, top-1 where the two best are apart by 0.05 of the logits' spread). For the
+draft head and the vision tower it prints the distance to the CPU too. Exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -13,43 +16,55 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
+import time
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from gpu_ahead import compile_ahead
 
-from civetta.engine.load import read_text_side
-from civetta.kernels.select import REFERENCE, select
-from civetta.model.build import build_trunk, check_checkpoint
+from civetta.kernels.select import select
+from civetta.model.build import TableOptions, build_trunk, check_checkpoint
 from civetta.model.embedded import embedded_model_path
 from civetta.model.inputs import Piece
+from civetta.ngram.placement import StoreOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from civetta.model.build import CheckedModel
     from civetta.model.trunk import Trunk
 
-DECODED = 130
+DECODED = 150
+KEPT_ROWS = 300
+BOUNDS = {"float32": {"relative_error": 1e-3}, "bfloat16": {"mean_kl": 1e-3}}
 
 
-def logits_in_cuts(trunk: Trunk, ids: list[int], batch: int, decoded: int = 0) -> torch.Tensor:
-    """Logits of all rows: prefill in chunks of `batch`, the last `decoded` tokens one by one."""
+def logits_in_cuts(trunk: Trunk, ids: Sequence[int], edges: Sequence[int]) -> torch.Tensor:
+    """Logits of all rows, launch by launch between `edges`."""
     session = trunk.store(sessions=1, context_tokens=len(ids)).open()
-    prompt = len(ids) - decoded
-    edges = [*range(0, prompt, batch), *range(prompt, len(ids) + 1)]
     parts = [trunk.forward(session, ids[a:b], "all").cpu() for a, b in pairwise(edges)]
     return torch.cat(parts)
 
 
+def edges_of(tokens: int, batch: int, last: int = 0, step: int = 1) -> list[int]:
+    """Cuts every `batch` tokens, the last `last` tokens every `step`."""
+    prompt = tokens - last
+    return [*range(0, prompt, batch), *range(prompt, tokens, step), tokens]
+
+
 def logits_in_company(trunk: Trunk, ids: list[int]) -> torch.Tensor:
-    """The same rows with two other sequences in every launch."""
+    """The same rows with two other sequences in every launch, the last ones token by token."""
     store = trunk.store(sessions=3, context_tokens=len(ids))
     sessions = [store.open() for _ in range(3)]
     other = ids[::-1]
     parts = []
-    for start in range(0, len(ids), 300):
-        stop = min(start + 300, len(ids))
+    for start, stop in pairwise(edges_of(len(ids), 300, 40)):
         pieces = [
-            Piece(session=sessions[0], ids=other[start : start + 7], rows="last"),
+            Piece(session=sessions[0], ids=other[start : min(start + 7, stop)], rows="last"),
             Piece(session=sessions[1], ids=ids[start:stop], rows="all"),
             Piece(session=sessions[2], ids=other[start:stop], rows="last"),
         ]
@@ -62,8 +77,7 @@ def digest(logits: torch.Tensor) -> str:
 
 
 def distance(got: torch.Tensor, want: torch.Tensor) -> dict[str, float]:
-    p = want.double().log_softmax(-1)
-    q = got.double().log_softmax(-1)
+    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
     best = want.topk(2, dim=-1).values
     clear = (best[:, 0] - best[:, 1]) > 0.05 * want.std(-1)
     agree = got.argmax(-1) == want.argmax(-1)
@@ -75,39 +89,100 @@ def distance(got: torch.Tensor, want: torch.Tensor) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-m", "--model", default=None)
-    parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--text", default=str(Path(__file__).parents[1] / "README.md"))
-    parser.add_argument("--device", default="cuda")
-    args = parser.parse_args()
+def trunk_of(
+    checked: CheckedModel, dtype: torch.dtype, device: str, placement: str = "ram"
+) -> Trunk:
+    where = torch.device(device)
+    options = TableOptions(store=StoreOptions(placement=placement, reader="auto"))
+    ops = select(device)
+    return build_trunk(checked, dtype=dtype, ops=ops, device=where, table=options)
+
+
+def write_reference(args: argparse.Namespace) -> None:
+    from civetta.engine.load import read_text_side
+
     checked = check_checkpoint(args.model or embedded_model_path())
     tokenizer, _ = read_text_side(checked)
     assert tokenizer is not None
-    text = Path(args.text).read_text()
-    ids = list(tokenizer.encode(text))
+    files = [args.text] if args.text else sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    ids: list[int] = []
+    for file in files:
+        ids += tokenizer.encode(Path(file).read_text())
     ids = (ids * (-(-args.tokens // len(ids))))[: args.tokens]
-    reference = build_trunk(checked, dtype=torch.float32, ops=REFERENCE)
-    want = logits_in_cuts(reference, ids, 1024)
-    device = torch.device(args.device)
-    for dtype in (torch.float32, torch.bfloat16):
-        trunk = build_trunk(checked, dtype=dtype, ops=select(device), device=device)
-        whole = logits_in_cuts(trunk, ids, 4096)
-        hashes = {f"batch {n}": digest(logits_in_cuts(trunk, ids, n)) for n in (64, 512, 2048)}
-        hashes["batch 4096"] = digest(whole)
-        hashes["batch 8192"] = digest(logits_in_cuts(trunk, ids, 8192))
-        hashes["decoded"] = digest(logits_in_cuts(trunk, ids, 4096, DECODED))
-        hashes["in company"] = digest(logits_in_company(trunk, ids))
-        report = {
-            "dtype": str(dtype),
-            "tokens": len(ids),
-            "one_answer": len(set(hashes.values())) == 1,
-            "hashes": hashes,
-            **distance(whole, want),
-        }
-        print(json.dumps(report, indent=1))
+    trunk = trunk_of(checked, torch.float32, "cpu")
+    rows = np.unique(np.linspace(0, len(ids) - 1, KEPT_ROWS).astype(int))
+    store = trunk.store(sessions=1, context_tokens=len(ids))
+    session, parts = store.open(), []
+    for a, b in pairwise(edges_of(len(ids), 1024)):
+        logits = trunk.forward(session, ids[a:b], "all")
+        parts.append(logits[rows[(rows >= a) & (rows < b)] - a].numpy())
+    np.savez(args.file, ids=np.array(ids), rows=rows, logits=np.concatenate(parts))
+
+
+def answers(checked: CheckedModel, dtype: torch.dtype, data: Any, device: str) -> dict[str, Any]:
+    """Every way to compute the same rows, and how far they are from the reference."""
+    ids = [int(i) for i in data["ids"]]
+    trunk, tokens = trunk_of(checked, dtype, device), len(ids)
+    compile_ahead(lambda: [logits_in_cuts(trunk, ids, [0, n]) for n in (1, 3, 8, 20, 100, 4096)])
+    whole = logits_in_cuts(trunk, ids, edges_of(tokens, 4096))
+    hashes = {"batch 4096": digest(whole)}
+    for batch in (64, 512, 2048, 8192):
+        hashes[f"batch {batch}"] = digest(logits_in_cuts(trunk, ids, edges_of(tokens, batch)))
+    for step in (1, 2, 8):
+        edges = edges_of(tokens, 4096, DECODED, step)
+        hashes[f"last {DECODED} by {step}"] = digest(logits_in_cuts(trunk, ids, edges))
+    hashes["in company"] = digest(logits_in_company(trunk, ids))
+    trunk.close()
+    for placement in ("disk", "gpu"):
+        other = trunk_of(checked, dtype, device, placement)
+        found = logits_in_cuts(other, ids, edges_of(tokens, 2048))
+        hashes[f"table on {placement}"] = digest(found)
+        other.close()
+    want = torch.from_numpy(data["logits"])
+    return {
+        "tokens": tokens,
+        "one_answer": len(set(hashes.values())) == 1,
+        "hashes": hashes,
+        **distance(whole[torch.from_numpy(data["rows"])], want),
+    }
+
+
+def check(args: argparse.Namespace) -> int:
+    checked = check_checkpoint(args.model or embedded_model_path())
+    report, missed = {}, []
+    with np.load(args.file) as data:
+        for dtype in (torch.float32, torch.bfloat16):
+            began, name = time.perf_counter(), str(dtype).removeprefix("torch.")
+            found = answers(checked, dtype, data, args.device)
+            found["seconds"] = time.perf_counter() - began
+            report[name] = found
+            print(name, json.dumps(found, indent=1), flush=True)
+            if not found["one_answer"]:
+                missed.append(f"{name}: hashes differ")
+            for key, bound in BOUNDS[name].items():
+                if not found[key] <= bound:
+                    missed.append(f"{name}: {key} is {found[key]:.3g}, bound {bound}")
+    print("MISSED:" if missed else "all bounds kept", *missed, sep="\n  ")
+    if args.save:
+        Path(args.save).write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("reference", "check"))
+    parser.add_argument("file")
+    parser.add_argument("-m", "--model", default=None)
+    parser.add_argument("--tokens", type=int, default=6000)
+    parser.add_argument("--text")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--save")
+    args = parser.parse_args()
+    if args.what == "check":
+        return check(args)
+    write_reference(args)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

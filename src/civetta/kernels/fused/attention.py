@@ -71,7 +71,7 @@ def _turned(x, gain, mate_x, mate_gain, cos, sin, c, eps, A: tl.constexpr, HALF:
     return tl.where(turned, x * cos + mate * sin, x)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B"])
 def rows_kernel(
     proj, index, q_gain, k_gain, iq_gain, cos, sin, q, iq, k_pages, v_pages, raw_pages,
     rows, sessions, T, B, proj_stride, index_stride, eps,
@@ -126,7 +126,7 @@ def rows_kernel(
         tl.store(raw_pages + page * X + c, x, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def pool_kernel(
     raw_pages, key_pages, gain, inverse, axis, sessions, B, eps,
     N: tl.constexpr, X: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
@@ -164,7 +164,7 @@ def pool_kernel(
     tl.store(p_y + c, y.to(key_pages.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B", "start", "stop", "most"])
 def scores_kernel(
     iq, key_pages, scores, rows, sessions, T, B, start, stop, most, scale, keep,
     N: tl.constexpr, I: tl.constexpr, X: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
@@ -205,7 +205,7 @@ def scores_kernel(
     tl.store(p_s, total * scale, mask=ok_t[:, None] & ok_b[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "start", "most"])
 def select_kernel(scores, kept, rows, T, start, most, keep, N: tl.constexpr, BLOCK: tl.constexpr):
     """The `keep` best blocks of one row, ascending: threshold by radix, then one pass out."""
     i = tl.program_id(0).to(tl.int64)
@@ -262,7 +262,7 @@ def _merged(top, total, value, new_top, new_total, new_value):
     return best, total, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B"])
 def attend_kernel(
     q, k_pages, v_pages, kept, proj, y, best, weight, partial, rows, sessions, T, B,
     proj_stride, scale, keep, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr, A: tl.constexpr,
@@ -342,7 +342,7 @@ def attend_kernel(
         tl.store(y + at[:, None] * A + a[None, :], out.to(y.dtype.element_ty), mask=ok[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def merge_kernel(best, weight, partial, proj, y, rows, T, proj_stride, PARTS: tl.constexpr,
                  HEADS: tl.constexpr, A: tl.constexpr):  # fmt: skip
     """One head of one row: its partitions in order, then its gate."""

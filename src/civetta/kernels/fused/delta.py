@@ -81,7 +81,7 @@ class DeltaSizes:
         return (2 * self.key_heads + self.value_heads) * self.width
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B"])
 def conv_kernel(
     u, w, gates, decay_scale, dt_bias, mixed, log_decay, beta, rows, sessions, T, B,
     u_stride, gate_stride, K_AT, V_AT, DECAY_AT, BETA_AT, CONV_AT,
@@ -165,7 +165,7 @@ def conv_kernel(
             tl.store(p_new[:, None] + at, y, mask=(ok_t & (again >= 0))[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def keep_kernel(
     mixed, log_decay, beta, sessions, B, K_AT, V_AT, DECAY_AT, BETA_AT,
     H: tl.constexpr, V: tl.constexpr, A: tl.constexpr, BV: tl.constexpr,
@@ -204,7 +204,7 @@ def keep_kernel(
         tl.store(p_beta + at * V + v, b_beta, mask=ok_v)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def push_kernel(x, sessions, B, x_stride, C, RING_AT, RING: tl.constexpr, BLOCK: tl.constexpr):
     """The newest rows of a launch into a ring of the state: one slot, some channels."""
     b = tl.program_id(1)
@@ -226,7 +226,7 @@ def _unit(x):
     return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def prepare_kernel(
     mixed, log_decay, beta, u, w, p, decay, sessions, B, K_AT, V_AT, DECAY_AT, BETA_AT,
     H: tl.constexpr, V: tl.constexpr, A: tl.constexpr, TILED: tl.constexpr, EXACT: tl.constexpr,
@@ -291,7 +291,7 @@ def prepare_kernel(
     tl.store(decay + chunk * CHUNK + r, b_decay)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "chunks"])
 def walk_kernel(
     mixed, u, w, p, decay, o, sessions, B, chunks, S_AT, K_AT,
     H: tl.constexpr, V: tl.constexpr, A: tl.constexpr, BA: tl.constexpr, TILED: tl.constexpr,
@@ -345,7 +345,7 @@ def walk_kernel(
             tl.store(p_state, b_state)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def gated_norm_kernel(o, z, gain, y, rows, T, z_stride, eps, V: tl.constexpr, A: tl.constexpr):
     """One head of one row: gain * rms(o) * sigmoid(z); zeros in rows of no session."""
     t, v = tl.program_id(0).to(tl.int64), tl.program_id(1)

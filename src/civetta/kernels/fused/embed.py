@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKEN = tl.constexpr(ROW_FIELDS.index("token"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def embed_kernel(rows, codes, d, x, like, T, D, S: tl.constexpr, KP: tl.constexpr,
                  INT8: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Some columns of one row: numbers as stored, or bytes times the step of their 32."""

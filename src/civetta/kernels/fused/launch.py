@@ -67,7 +67,7 @@ class Batch:
     counts: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B"])
 def angle_kernel(rows, sessions, inverse, axis, cos, sin, T, B, R: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
     """cos and sin [T, R] of a row's rope position, which is also noted in its sequence."""

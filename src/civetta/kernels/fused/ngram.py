@@ -43,7 +43,7 @@ def gate_kernel(x, rows_out, gain_query, gain_key, gain_conv, gated, normed, row
     tl.store(normed + at, b, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B"])
 def add_kernel(x, gated, normed, w, rows, sessions, T, B, C, RING_AT, DILATION: tl.constexpr,
                TAPS: tl.constexpr, RING: tl.constexpr, APPEND: tl.constexpr,
                BLOCK: tl.constexpr):  # fmt: skip

@@ -165,7 +165,7 @@ def settle(written: Written) -> Written:
     return Written(y=y_TD, inject=written.inject)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def mix_kernel(
     m, x, scale, gain, h, codes, high, step, minimum, d, dmin, table, T, D,
     K: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr,

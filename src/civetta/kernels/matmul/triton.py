@@ -179,7 +179,7 @@ def _finished(total, divisor, ACT: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def product_kernel(
     x, y, parts, counters, codes, high, scale, minimum, d, dmin, table,
     slot, tile_expert, tile_row, end,
