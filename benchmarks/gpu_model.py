@@ -200,8 +200,7 @@ def profile(run: Any) -> None:
         run()
         torch.cuda.synchronize()
     table = found.key_averages().table(sort_by="cuda_time_total", row_limit=24, max_name_column_width=40)
-    rows = [line[:42] + line[-75:] for line in table.splitlines()]
-    print("\n".join(rows), flush=True)
+    print("\n".join(line[:42] + line[-64:] for line in table.splitlines()), flush=True)
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def rows_kernel(
         tl.store(p_y + c, y.to(q.dtype.element_ty), mask=ok)
     elif head < Q + 2 * G:
         ok = c < A
-        x = tl.load(proj + t * proj_stride + Q * 2 * A + (head - Q) * A + c, mask=ok, other=0.0)
-        tl.store(v_pages + (page * G + head - Q - G) * A + c, x, mask=ok)
+        raw = tl.load(proj + t * proj_stride + Q * 2 * A + (head - Q) * A + c, mask=ok, other=0.0)
+        tl.store(v_pages + (page * G + head - Q - G) * A + c, raw, mask=ok)
     elif head < Q + 2 * G + I:
         ok = c < X
         p_x = index + t * index_stride + (head - Q - 2 * G) * X
@@ -122,8 +122,8 @@ def rows_kernel(
         tl.store(iq + (t * I + head - Q - 2 * G) * X + c, y.to(iq.dtype.element_ty), mask=ok)
     else:
         ok = c < X
-        x = tl.load(index + t * index_stride + I * X + c, mask=ok, other=0.0)
-        tl.store(raw_pages + page * X + c, x, mask=ok)
+        raw = tl.load(index + t * index_stride + I * X + c, mask=ok, other=0.0)
+        tl.store(raw_pages + page * X + c, raw, mask=ok)
 
 
 @triton.jit(do_not_specialize=["B"])

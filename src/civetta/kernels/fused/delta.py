@@ -403,6 +403,7 @@ def delta(
     walk_kernel[(a // cols, v, b)](
         mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
         H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
+        num_stages=2,
     )  # fmt: skip
     if not batch.in_place:
         keep_kernel[(GDN_CHUNK + 16, b)](

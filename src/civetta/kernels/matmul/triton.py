@@ -156,8 +156,7 @@ def part_sum(
             for side in tl.static_range(2):
                 whole = ((b >> (4 * side)) & 15).to(tl.int32)
                 if BITS > 4:
-                    WIDTH: tl.constexpr = BITS - 4
-                    extra = (spare >> (WIDTH * side)) & ((1 << WIDTH) - 1)
+                    extra = (spare >> ((BITS - 4) * side)) & ((1 << (BITS - 4)) - 1)
                     whole = whole | (extra.to(tl.int32) << 4)
                 if CODE == "levels":
                     values = tl.load(table + whole)
@@ -344,7 +343,8 @@ def product(
     else:
         tile_m = tile_rows_for(rows)
         tiles, kind = -(-rows // tile_m), ""
-    tile_n = FEW_COLS if few else 128
+    exact = precision(torch.float32 if wide else x_TK.dtype, x_TK.device)
+    tile_n = FEW_COLS if few else 64 if exact else 128
     none = x_TK
     ids = none if experts_M is None else experts_M
     grid = (-(-w.rows // tile_n), tiles, parts if split else 1)
@@ -357,8 +357,9 @@ def product(
         rows, outputs, x_TK.stride(0), y_MN.stride(0), divisor, act_divisor, w.cols,
         BN=tile_n, BM=tile_m, KP=padded_cols(w), BITS=r.bits, CODE=r.code, OFFSET=r.offset,
         GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low,
-        PRECISE=precision(torch.float32 if wide else x_TK.dtype, x_TK.device), R=RUNS, PART=part, SPLIT=split,
+        PRECISE=exact, R=RUNS, PART=part, SPLIT=split,
         GROUPED=kind, PAIR=pair, ACT=act, num_warps=4 if few else 8,
+        num_stages=2 if exact else 3,
     )  # fmt: skip
 
 
