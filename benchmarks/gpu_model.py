@@ -120,7 +120,7 @@ def main() -> None:
     results: dict[str, Any] = {"args": vars(args), "gpu": torch.cuda.get_device_name()}
     depths = [int(d) for d in args.depths.split(",")]
     cases = args.cases.split(",")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         trunk = build(args, Path(folder))
         began = time.perf_counter()
 

@@ -107,7 +107,7 @@ def _choose(
     s, t, b = sizes, batch.rows, batch.sessions
     most = batch.table_tokens // s.ratio
     group = max(1, SCRATCH_VALUES // most)
-    tile = 16 if t <= FEW_ROWS else 64
+    tile = 64  # not fewer: see FEW_COLS of the products
     for start in range(0, t, group):
         stop = min(start + group, t)
         scores = torch.empty((stop - start, most), dtype=torch.float32, device=iq.device)

@@ -226,6 +226,30 @@ def _unit(x):
     return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
 
 
+@triton.jit
+def _inverse(system, r, EXACT: tl.constexpr):
+    """(1 + system)^-1 for a strictly lower triangular [64, 64]: blocks of 16, then of 64."""
+    i = tl.arange(0, 16)
+    own = (tl.arange(0, 4)[:, None] == tl.arange(0, 4)[None, :])[:, None, :, None]
+    blocks = tl.sum(tl.where(own, tl.reshape(system, (4, 16, 4, 16)), 0.0), axis=2)
+    row, col = i[None, :, None], i[None, None, :]
+    small = (row == col).to(tl.float32) - tl.where(row // 2 == col // 2, blocks, 0.0)
+    for doubling in tl.static_range(3):
+        s = 2 << doubling
+        couples = tl.where((row // (2 * s) == col // (2 * s)) & (row // s != col // s), blocks, 0.0)
+        small -= tl.dot(
+            tl.dot(small, couples, input_precision=EXACT), small, input_precision=EXACT
+        )
+    inverse = tl.reshape(tl.where(own, small[:, :, None, :], 0.0), (64, 64))
+    for doubling in tl.static_range(2):
+        s = 16 << doubling
+        same = (r[:, None] // (2 * s)) == (r[None, :] // (2 * s))
+        couples = tl.where(same & ((r[:, None] // s) != (r[None, :] // s)), system, 0.0)
+        inner = tl.dot(inverse, couples, input_precision=EXACT)
+        inverse -= tl.dot(inner, inverse, input_precision=EXACT)
+    return inverse
+
+
 @triton.jit(do_not_specialize=["B"])
 def prepare_kernel(
     mixed, log_decay, beta, u, w, p, decay, sessions, B, K_AT, V_AT, DECAY_AT, BETA_AT,
@@ -271,15 +295,7 @@ def prepare_kernel(
     k_t = b_k.trans(1, 0)
     system = tl.dot(k_beta, k_t, input_precision=EXACT) * pair
     system = tl.where(r[:, None] > r[None, :], system, 0.0)
-    pairs = (r[:, None] // 2) == (r[None, :] // 2)
-    inverse = (r[:, None] == r[None, :]).to(tl.float32) - tl.where(pairs, system, 0.0)
-    for doubling in tl.static_range(5):
-        s = 2 << doubling
-        same = (r[:, None] // (2 * s)) == (r[None, :] // (2 * s))
-        other = (r[:, None] // s) != (r[None, :] // s)
-        couples = tl.where(same & other, system, 0.0)
-        inner = tl.dot(inverse, couples, input_precision=EXACT)
-        inverse -= tl.dot(inner, inverse, input_precision=EXACT)
+    inverse = _inverse(system, r, EXACT)
     b_u = tl.dot(inverse, b_v * b_beta[:, None], input_precision=EXACT)
     b_w = tl.dot(inverse, k_beta * tl.exp(b_decay)[:, None], input_precision=EXACT)
     b_p = tl.dot(b_q, k_t, input_precision=EXACT) * pair
@@ -378,6 +394,8 @@ def delta(
     device, dtype = u_TC.device, u_TC.dtype
     rows, sessions, t, b = batch.rows_FT, batch.sessions_FB, batch.rows, batch.sessions
     exact = precision(torch.float32, device)
+    if exact == "tf32x3" and dtype != torch.float32:
+        exact = "tf32"  # the rows themselves are rounded more coarsely
     wide = triton.next_power_of_2(v)
     mixed = torch.empty((t, sizes.channels), dtype=dtype, device=device)
     log_decay = torch.empty((t, v), dtype=torch.float32, device=device)
@@ -396,7 +414,7 @@ def delta(
     decay = torch.empty((b, v, chunks, GDN_CHUNK), dtype=torch.float32, device=device)
     prepare_kernel[(chunks, v, b)](
         mixed, log_decay, beta, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
-        H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=8,
+        H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=4,
     )  # fmt: skip
     o = torch.empty((t, v, a), dtype=dtype, device=device)
     cols = min(STATE_COLS, a)

@@ -16,15 +16,22 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.matmul.triton import part_sum, precision, product
+from civetta.kernels.matmul.triton import (
+    FEW_ROWS,
+    padded_cols,
+    part_sum,
+    precision,
+    product,
+    runs_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.kernels.packed import PackedHyper
 
-MIX_COLS = 32
-"""Columns of a tile of `mix` when rows are few."""
+MIX_COLS = 64
+"""Columns of a tile of `mix`; see FEW_COLS of the products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,20 +174,28 @@ def settle(written: Written) -> Written:
 
 @triton.jit(do_not_specialize=["T"])
 def mix_kernel(
-    m, x, scale, gain, h, codes, high, step, minimum, d, dmin, table, T, D,
+    m, x, scale, gain, h, parts, counters, codes, high, step, minimum, d, dmin, table, T, D,
     K: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr,
     BITS: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr,
-    R: tl.constexpr,
+    R: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Mean over streams, in order, of sigmoid(up m) * norm: one tile of columns and rows."""
+    """Mean over streams, in order, of sigmoid(up m) * norm: one tile of columns and rows.
+
+    SPLIT: a program takes one stream, and the last to finish adds them.
+    """
     c = tl.program_id(0) * BN + tl.arange(0, BN)
     t = tl.program_id(1) * BM + tl.arange(0, BM)
     ok_c, ok_t = c < D, t < T
     i_m = t.to(tl.int64) * K
     mask = ok_c[:, None] & ok_t[None, :]
-    total = tl.zeros((BN, BM), dtype=tl.float32)
-    for j in range(S):
+    zero = tl.zeros((BN, BM), dtype=tl.float32)
+    total = zero
+    first, last = 0, S
+    if SPLIT:
+        first = tl.program_id(2)
+        last = first + 1
+    for j in range(first, last):
         row = (j * D + c).to(tl.int64)
         gate = part_sum(
             m, i_m, codes, high, step, minimum, d, dmin, table, row, 0, K, ok_c, ok_t,
@@ -190,28 +205,45 @@ def mix_kernel(
         b_x = tl.load(x + at, mask=mask, other=0.0)
         b_scale = tl.load(scale + t * S + j, mask=ok_t, other=0.0)
         b_gain = tl.load(gain + j * D + c, mask=ok_c, other=0.0)
-        total = tl.fma(sigmoid32(gate), b_x * b_scale[None, :] * b_gain[:, None], total)
-    p_h = h + t.to(tl.int64)[None, :] * D + c[:, None]
-    tl.store(p_h, (total / S).to(h.dtype.element_ty), mask=mask)
+        # the product is rounded by itself, also where it is added at once
+        total += tl.fma(sigmoid32(gate), b_x * b_scale[None, :] * b_gain[:, None], zero)
+    own = t.to(tl.int64)[None, :] * D + c[:, None]
+    if SPLIT:
+        tl.store(parts + first.to(tl.int64) * T * D + own, total, mask=mask)
+        tl.debug_barrier()
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        done = tl.atomic_add(counters + tile, 1)
+        if done < S - 1:
+            return
+        tl.store(counters + tile, 0)
+        total = zero
+        p_part = parts + own
+        for _ in range(S):
+            total += tl.load(p_part, mask=mask, other=0.0, cache_modifier=".cg")
+            p_part += T * D
+    tl.store(h + own, (total / S).to(h.dtype.element_ty), mask=mask)
 
 
 def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tensor:
     """The next layer's input [T, D] in the norm's dtype."""
     rows, streams, width = x_TSD.shape
-    rank, dtype = w.down.rows, entered.normed.dtype
-    m_TR = torch.empty((rows, rank), dtype=dtype, device=x_TSD.device)
+    rank, dtype, device = w.down.rows, entered.normed.dtype, x_TSD.device
+    m_TR = torch.empty((rows, rank), dtype=dtype, device=device)
     product(entered.normed, w.down, m_TR, counts, act="squeeze", act_divisor=float(streams))
-    h_TD = torch.empty((rows, width), dtype=dtype, device=x_TSD.device)
-    few = rows <= 64
-    tile_n, tile_m = (MIX_COLS, 16 if rows <= 16 else 32) if few else (64, 64)
-    r = w.up.recipe
+    h_TD = torch.empty((rows, width), dtype=dtype, device=device)
+    tile_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    split = rows <= FEW_ROWS
+    parts = h_TD
+    if split:
+        parts = torch.empty((streams, rows, width), dtype=torch.float32, device=device)
+    r, exact = w.up.recipe, precision(dtype, device)
     planes = (w.up.high, w.up.scale, w.up.minimum, w.up.d, w.up.dmin, w.up.levels)
-    per_byte = 1 if r.bits in {0, 8} else 2
-    mix_kernel[(-(-width // tile_n), -(-rows // tile_m))](
-        m_TR, x_TSD, entered.scale, w.gain_SD, h_TD, w.up.codes,
+    grid = (-(-width // MIX_COLS), -(-rows // tile_m), streams if split else 1)
+    mix_kernel[grid](
+        m_TR, x_TSD, entered.scale, w.gain_SD, h_TD, parts, counts, w.up.codes,
         *(m_TR if p is None else p for p in planes), rows, width,
-        K=rank, S=streams, BN=tile_n, BM=tile_m, KP=w.up.codes.shape[-1] * per_byte,
-        BITS=r.bits, CODE=r.code, OFFSET=r.offset, GROUP=r.group, SCALE=r.scale, SPAN=r.span,
-        LOW=r.low, PRECISE=precision(dtype, x_TSD.device), R=2, num_warps=4,
+        K=rank, S=streams, BN=MIX_COLS, BM=tile_m, KP=padded_cols(w.up), BITS=r.bits, CODE=r.code,
+        OFFSET=r.offset, GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low, PRECISE=exact,
+        R=runs_of(r.bits, few=split, exact=exact != ""), SPLIT=split, num_warps=4, num_stages=2,
     )  # fmt: skip
     return h_TD

@@ -30,16 +30,17 @@ if TYPE_CHECKING:
 FEW_ROWS = 64
 """Up to so many rows, the parts of the inner dimension run beside each other."""
 
-PROGRAMS = 264
-"""Programs that keep a large GPU busy; a weight is cut until it has about so many."""
+PART_COLS = 512
+"""Columns of one accumulator: two steps of a program when rows are few, so that a launch's memory
+reads are nearly all under way at once."""
 
-PART_STEP = 512
-"""A part has a multiple of so many columns."""
+WHOLE_COLS = 768
+"""A weight of up to so many columns is not cut."""
 
-FEW_COLS = 32
-"""Outputs of a tile when rows are few."""
+FEW_COLS = 64
+"""Outputs of a tile when rows are few. Not fewer: NVIDIA's matrix units take tiles from 64 on by other
+instructions (wgmma) than smaller ones, and the two round differently."""
 
-RUNS = 2
 COUNTERS = 1 << 16
 """Tiles whose parts may be counted at one time."""
 
@@ -264,12 +265,23 @@ def product_kernel(
 
 
 def part_cols(w: PackedWeight) -> int:
-    """Columns of one part: as many parts as keep a GPU busy for a single row."""
-    if w.experts > 1:
-        return w.cols
-    tiles = -(-w.rows // FEW_COLS)
-    wanted = -(-w.cols // max(1, -(-PROGRAMS // tiles)))
-    return min(w.cols, -(-wanted // PART_STEP) * PART_STEP)
+    """Columns of one part."""
+    return w.cols if w.cols <= WHOLE_COLS else PART_COLS
+
+
+def runs_of(bits: int, *, few: bool, exact: bool) -> int:
+    """Runs of 64 columns in a step. Nibbles are read in one order whatever the batch; elsewhere
+    the order does not depend on the step."""
+    if bits not in {0, 8}:
+        return 4
+    return 4 if few and not exact else 2
+
+
+def tiling(*, few: bool, exact: bool) -> tuple[int, int, int]:
+    """Outputs of a tile, warps, and stages of the pipeline of loads."""
+    if few:
+        return FEW_COLS, 4, 2
+    return (64, 8, 2) if exact else (128, 8, 3)
 
 
 def precision(dtype: torch.dtype, device: torch.device) -> str:
@@ -344,7 +356,7 @@ def product(
         tile_m = tile_rows_for(rows)
         tiles, kind = -(-rows // tile_m), ""
     exact = precision(torch.float32 if wide else x_TK.dtype, x_TK.device)
-    tile_n = FEW_COLS if few else 64 if exact else 128
+    tile_n, warps, stages = tiling(few=few, exact=exact != "")
     none = x_TK
     ids = none if experts_M is None else experts_M
     grid = (-(-w.rows // tile_n), tiles, parts if split else 1)
@@ -357,9 +369,8 @@ def product(
         rows, outputs, x_TK.stride(0), y_MN.stride(0), divisor, act_divisor, w.cols,
         BN=tile_n, BM=tile_m, KP=padded_cols(w), BITS=r.bits, CODE=r.code, OFFSET=r.offset,
         GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low,
-        PRECISE=exact, R=RUNS, PART=part, SPLIT=split,
-        GROUPED=kind, PAIR=pair, ACT=act, num_warps=4 if few else 8,
-        num_stages=2 if exact else 3,
+        PRECISE=exact, R=runs_of(r.bits, few=few, exact=exact != ""), PART=part, SPLIT=split,
+        GROUPED=kind, PAIR=pair, ACT=act, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

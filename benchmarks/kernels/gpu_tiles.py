@@ -1,0 +1,91 @@
+"""Tile sizes of the packed products tried against each other, at the real model's shapes.
+
+    python benchmarks/kernels/gpu_tiles.py [--rows 1,4096]
+
+Microseconds of a call (graph replays, median), beside bytes over 4.2 TB/s or FLOP over 700 TFLOP/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gpu_ahead import compile_ahead
+from gpu_ops import timed
+
+from civetta.kernels.matmul import triton as matmul
+from civetta.kernels.moe.triton import group_rows
+from civetta.kernels.packed import random_packed
+
+SHAPES = (
+    ("qkvz", "Q8_0", 16384, 2560, 1, False),
+    ("out", "Q8_0", 2560, 6144, 1, False),
+    ("down", "Q8_0", 320, 10240, 1, False),
+    ("router", "F32", 513, 2560, 1, False),
+    ("gates", "F32", 96, 2560, 1, False),
+    ("shared", "Q8_0", 1280, 2560, 1, True),
+    ("index", "BF16", 640, 2560, 1, False),
+    ("gate_up", "Q4_K", 1280, 2560, 512, True),
+    ("down", "Q5_1", 2560, 640, 512, False),
+    ("head", "Q8_0", 248320, 2560, 1, False),
+)
+FEW = ((64, 4, 2), (64, 8, 2), (64, 4, 1), (128, 4, 2))
+MANY = ((128, 8, 3), (128, 8, 2), (128, 4, 2), (128, 4, 3), (64, 4, 3), (256, 8, 2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default="1,4096")
+    args = parser.parse_args()
+    generator = torch.Generator("cuda").manual_seed(0)
+    counts = matmul.counters(torch.device("cuda"))
+    weights = [random_packed(f, n, k, generator, experts=e) for _, f, n, k, e, _ in SHAPES]
+    runs = []
+    for rows in map(int, args.rows.split(",")):
+        for (name, fmt, n, k, experts, pair), w in zip(SHAPES, weights, strict=True):
+            if name == "head" and rows > 64:
+                continue
+            x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+            outputs = n // 2 if pair else n
+            named = {"pair": pair, "wide": fmt == "F32"}
+            total = rows
+            if experts > 1:
+                ids = torch.stack([torch.randperm(512, device="cuda")[:10] for _ in range(rows)])
+                total = rows * 10
+                if rows <= 16:
+                    named["experts_M"] = ids.view(-1)
+                else:
+                    named["groups"] = group_rows(ids, 512)
+                if pair:
+                    named["divisor"] = 10
+                else:
+                    x = torch.randn(total, k, device="cuda", dtype=torch.bfloat16)
+            y = torch.empty(total, outputs, device="cuda", dtype=torch.bfloat16)
+            used = min(1.0, total / 512) if experts > 1 else 1.0
+            floor = max(w.nbytes * used / 4.2e6, 2.0 * total * n * k / 700e6)
+            for tiles in FEW if rows <= 16 else MANY:
+                runs.append((name, fmt, rows, tiles, floor, x, w, y, named))
+
+    def one(run: tuple) -> None:
+        *_, tiles, _, x, w, y, named = run
+        matmul.tiling = lambda few, exact: (64, tiles[1], 2) if exact else tiles
+        matmul.product(x, w, y, counts, **named)
+
+    print(compile_ahead(lambda: [one(run) for run in runs]), "launches compiled", flush=True)
+    for run in runs:
+        name, fmt, rows, tiles, floor = run[:5]
+        try:
+            us = timed(lambda run=run: one(run), 5)
+            print(f"{name:8}{fmt:6}{rows:6} {tiles!s:14}{us:9.1f} us, floor {floor:7.1f} {floor / us:5.0%}", flush=True)
+        except Exception as error:
+            print(f"{name:8}{fmt:6}{rows:6} {tiles!s:14} {str(error)[:60]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
