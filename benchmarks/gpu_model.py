@@ -199,7 +199,9 @@ def profile(run: Any) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
         run()
         torch.cuda.synchronize()
-    table = found.key_averages().table(sort_by="cuda_time_total", row_limit=24, max_name_column_width=40)
+    table = found.key_averages().table(
+        sort_by="cuda_time_total", row_limit=24, max_name_column_width=40
+    )
     print("\n".join(line[:42] + line[-64:] for line in table.splitlines()), flush=True)
 
 

@@ -1,10 +1,11 @@
 """Where do a short launch and a long one first differ in bits? Prints every op that does, in order.
 
-    python benchmarks/gpu_trace.py [-m MODEL]
+python benchmarks/gpu_trace.py [-m MODEL]
 """
 
 from __future__ import annotations
 
+# ruff: noqa: ARG005
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
 Seen = list[tuple[str, torch.Tensor]]
 
 
-def watch(module: Any, name: str, seen: Seen, outputs: Callable[..., dict[str, torch.Tensor]]) -> None:
+def watch(
+    module: Any, name: str, seen: Seen, outputs: Callable[..., dict[str, torch.Tensor]]
+) -> None:
     call = getattr(module, name)
 
     def run(*args: Any, **named: Any) -> Any:
         result = call(*args, **named)
         for key, tensor in outputs(args, named, result).items():
-            seen.append((f"{module.__name__.rpartition('.')[2]}.{name} {key}", tensor.clone().cpu()))
+            seen.append(
+                (f"{module.__name__.rpartition('.')[2]}.{name} {key}", tensor.clone().cpu())
+            )
         return result
 
     setattr(module, name, run)
@@ -69,7 +74,14 @@ def main() -> None:
                 if not torch.equal(a, b):
                     shown += 1
                     bad = (a != b).flatten(1).any(1).nonzero().flatten().tolist()
-                    print("  ", name, tuple(few.shape), float((a - b).abs().max() / a.abs().max()), len(bad), bad[:6])
+                    print(
+                        "  ",
+                        name,
+                        tuple(few.shape),
+                        float((a - b).abs().max() / a.abs().max()),
+                        len(bad),
+                        bad[:6],
+                    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from gpu_ops import timed
 
 from civetta.kernels.matmul import triton as matmul
 from civetta.kernels.moe.triton import group_rows
-from civetta.kernels.packed import random_packed
+from civetta.kernels.random_planes import random_packed
 
 SHAPES = (
     ("qkvz", "Q8_0", 16384, 2560, 1, False),
@@ -74,7 +74,7 @@ def main() -> None:
 
     def one(run: tuple) -> None:
         *_, tiles, _, x, w, y, named = run
-        matmul.tiling = lambda few, exact: (64, tiles[1], 2) if exact else tiles
+        matmul.tiling = lambda *, few, exact: (64, tiles[1], 2) if exact else tiles  # noqa: ARG005
         matmul.product(x, w, y, counts, **named)
 
     print(compile_ahead(lambda: [one(run) for run in runs]), "launches compiled", flush=True)
@@ -82,8 +82,11 @@ def main() -> None:
         name, fmt, rows, tiles, floor = run[:5]
         try:
             us = timed(lambda run=run: one(run), 5)
-            print(f"{name:8}{fmt:6}{rows:6} {tiles!s:14}{us:9.1f} us, floor {floor:7.1f} {floor / us:5.0%}", flush=True)
-        except Exception as error:
+            print(
+                f"{name:8}{fmt:6}{rows:6} {tiles!s:14}{us:9.1f} us, floor {floor:7.1f} {floor / us:5.0%}",
+                flush=True,
+            )
+        except Exception as error:  # noqa: BLE001 - a tile that does not fit
             print(f"{name:8}{fmt:6}{rows:6} {tiles!s:14} {str(error)[:60]}", flush=True)
 
 

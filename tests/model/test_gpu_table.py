@@ -1,4 +1,4 @@
-"""The whole trunk with the Triton kernels: on a GPU where there is one, else in the interpreter."""
+"""The whole trunk through the GPU's kernels: on a GPU where there is one, else in the interpreter."""
 
 import os
 from itertools import pairwise
@@ -14,9 +14,13 @@ pytest.importorskip("triton")
 from civetta.kernels.gpu import gpu_ops
 from civetta.kernels.select import REFERENCE
 from civetta.model.build import build_trunk, check_checkpoint
-from civetta.model.place import place
+from civetta.model.gpu.trunk import GpuTrunk
+from civetta.model.gpu.weights import gpu_weights
+from civetta.model.place import place_tower
 from civetta.model.tiny import write_tiny
 from civetta.model.trunk import Trunk
+from civetta.model.vision import VisionTower
+from civetta.model.vision_build import build_tower
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +34,15 @@ def pair(tmp_path_factory) -> tuple[Trunk, Trunk]:
     folder: Path = tmp_path_factory.mktemp("gpu")
     checked = check_checkpoint(write_tiny(folder / "tiny"))
     reference = build_trunk(checked, dtype=torch.float32, ops=REFERENCE)
-    weights = place(reference.weights, DEVICE, torch.float32)
-    fast = Trunk(
-        reference.config, weights, gpu_ops(), torch.float32, reference._rows, device=DEVICE
+    weights = gpu_weights(reference.weights, reference.config, DEVICE, torch.float32)
+    fast = GpuTrunk(
+        reference.config,
+        reference.weights,
+        weights,
+        gpu_ops(),
+        torch.float32,
+        reference._rows,
+        device=DEVICE,
     )
     return reference, fast
 
@@ -44,12 +54,30 @@ def logits(trunk: Trunk, ids: list[int], cuts: list[int]) -> torch.Tensor:
     return torch.cat(parts).cpu()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(280)
 def test_logits_agree_with_the_reference(pair):
+    """A prefill, then two tokens one by one, which run the kernels' other forms."""
     reference, fast = pair
-    ids = [(7 * i * i + 3 * i) % 256 for i in range(72)]
+    ids = [(7 * i * i + 3 * i) % 256 for i in range(12)]
     want = logits(reference, ids, [])
-    got = logits(fast, ids, [70, 71])
+    got = logits(fast, ids, [10, 11])
     assert float((got - want).norm() / want.norm()) < 1e-4
+
+
+def test_the_tower_is_placed_for_the_gpu_s_ops(tmp_path):
+    vision = pytest.importorskip("vision_oracle")
+    model = vision.random_model(3, vision={"depth": 1})
+    folder = vision.save(model, tmp_path, min_pixels=1024)
+    checked = check_checkpoint(folder).vision
+    assert checked is not None
+    image = vision.prepared(32, 32, 3, checked.rules)
+    plain = build_tower(checked, dtype=torch.float32, ops=REFERENCE)
+    placed = VisionTower(
+        checked.config, place_tower(plain.weights, DEVICE, torch.float32), gpu_ops(), torch.float32
+    )
+    want, got = plain.encode(image), placed.encode(image).cpu()
+    assert float((got - want).norm() / want.norm()) < 1e-5
 
 
 @pytest.mark.gpu

@@ -149,11 +149,11 @@ def _plain(w: Weight, dtype: torch.dtype) -> Tensor:
     if isinstance(w, Tensor):
         return w.contiguous()
     if w.format.name in {"BF16", "F16", "F32"}:
-        return dequantize(w, _STORED[w.format.name])
+        return dequantize(w, STORED[w.format.name])
     return dequantize(w, dtype)
 
 
-_STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def _moved(w: Weight, device: torch.device | str) -> QuantTensor:
@@ -330,60 +330,14 @@ _READERS: dict[str, tuple[Recipe, Callable[[QuantTensor], _Fields]]] = {
     "F8_E4M3": (Recipe(bits=8, code="fp8", group=FP8_BLOCK, span=FP8_BLOCK), _fp8),
     "NVFP4": (Recipe(bits=4, code="levels", group=16, scale="fp8", span=0), _nvfp4),
 }
+RECIPES: dict[str, Recipe] = {name: recipe for name, (recipe, _) in _READERS.items()}
+"""How the planes of every format become numbers."""
+
 _LEVELS: dict[str, tuple[float, ...]] = {
     "IQ4_NL": tuple(float(v) for v in IQ4_LEVELS),
     "IQ4_XS": tuple(float(v) for v in IQ4_LEVELS),
     "NVFP4": tuple(E2M1_LEVELS),
 }
-
-
-def random_packed(
-    name: str, rows: int, cols: int, generator: torch.Generator, *, experts: int = 1
-) -> PackedWeight:
-    """Planes of a stored format filled with random codes, on the generator's device.
-
-    Values have about zero mean and a variance of 1 / cols, so that activations keep their size.
-    """
-    device, width = generator.device, -(-cols // TILE_COLS) * TILE_COLS
-    size = (experts, rows)
-    if name in _STORED:
-        plain = torch.randn(*size, width, generator=generator, device=device, dtype=_STORED[name])
-        return PackedWeight(recipe=PLAIN, rows=rows, cols=cols, codes=plain.mul_(cols**-0.5))
-    recipe, spread = _READERS[name][0], _SPREAD[name]
-    bytes_a_row = width if recipe.bits == 8 else width // 2
-    codes = torch.randint(
-        256, (*size, bytes_a_row), generator=generator, device=device, dtype=torch.uint8
-    )
-    if recipe.code == "fp8":
-        codes &= 0xF7  # no NaN
-    step = cols**-0.5 / spread
-    half = torch.float32 if recipe.code == "fp8" else torch.float16
-    spans = -(-width // recipe.span)
-    d = torch.full((*size, spans), step, dtype=half, device=device)
-    high = scale = minimum = dmin = None
-    if recipe.bits in {5, 6}:
-        high = torch.randint(
-            256, (*size, width * (recipe.bits - 4) // 8), generator=generator, device=device,
-            dtype=torch.uint8,
-        )  # fmt: skip
-    middle = (2**recipe.bits - 1) / 2
-    if recipe.low == "half":
-        minimum = -middle * d
-    if recipe.scale == "uint8":
-        scale = torch.randint(
-            64, (*size, width // recipe.group), generator=generator, device=device,
-            dtype=torch.uint8,
-        )  # fmt: skip
-    if recipe.low == "scaled":
-        minimum, dmin = scale, middle * d
-    return PackedWeight(
-        recipe=recipe, rows=rows, cols=cols, codes=codes, high=high, scale=scale,
-        minimum=minimum, d=d, dmin=dmin,
-    )  # fmt: skip
-
-
-_SPREAD = {"Q8_0": 74.0, "Q4_K": 167.0, "Q5_K": 336.0, "Q5_1": 9.2, "F8_E4M3": 110.0}
-"""Deviation of random codes in units of the step d."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

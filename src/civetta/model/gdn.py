@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from civetta.state.recurrent import RecurrentState
+
 if TYPE_CHECKING:
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig
     from civetta.model.inputs import Span, Wanted
     from civetta.model.weights import GdnWeights
-    from civetta.state.recurrent import GdnState, RecurrentState
+    from civetta.state.recurrent import GdnState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ def gdn(
     outs = []
     for span in spans:
         state = span.session.recurrent
+        assert isinstance(state, RecurrentState)
         mixed = ops.short_conv(u_TC[span.part], state.conv[index].last(), w.conv_CK, 1)
         state.conv[index].push(u_TC[span.part])
         rows = _split(c, mixed, log_decay[span.part], beta[span.part])

@@ -86,9 +86,7 @@ def place_head(
     return replace(own, embed=_moved(head.embed, device), head=cast("Weight", output))
 
 
-def place_tower(
-    weights: VisionWeights, device: torch.device, dtype: torch.dtype
-) -> VisionWeights:
+def place_tower(weights: VisionWeights, device: torch.device, dtype: torch.dtype) -> VisionWeights:
     """The vision tower on `device` for the GPU table of ops; matrices are packed."""
     return _placed(weights, device, dtype)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from civetta.state.recurrent import RecurrentState
+
 if TYPE_CHECKING:
     from civetta.kernels.ops import Ops
     from civetta.model.config import ModelConfig, PleConfig
@@ -30,7 +32,9 @@ def ple(
     normed_TW = ops.rms_norm(gated, w.norm_conv_SD, c.rms_eps).flatten(1)
     outs = []
     for span in spans:
-        history = span.session.recurrent.ple
+        state = span.session.recurrent
+        assert isinstance(state, RecurrentState)
+        history = state.ple
         outs.append(
             ops.short_conv(normed_TW[span.part], history.last(), w.conv_WK, p.conv_dilation)
         )

@@ -100,9 +100,7 @@ def attend(
     return y
 
 
-def _choose(
-    batch: Batch, sizes: AttentionSizes, pages: Pages, iq: Tensor, kept: Tensor
-) -> None:
+def _choose(batch: Batch, sizes: AttentionSizes, pages: Pages, iq: Tensor, kept: Tensor) -> None:
     """The best blocks of every row that sees more than it may read."""
     s, t, b = sizes, batch.rows, batch.sessions
     most = batch.table_tokens // s.ratio
@@ -113,7 +111,7 @@ def _choose(
         scores = torch.empty((stop - start, most), dtype=torch.float32, device=iq.device)
         tiles = -(-min(batch.most_rows, stop - start) // tile)
         scores_kernel[(tiles, -(-most // 64), b)](
-            iq, pages.key, scores, batch.rows_FT, batch.sessions_FB, t, b, start, stop, most,
+            iq, pages.key, scores, batch.sessions_FB, b, start, stop, most,
             s.index_width**-0.5, s.keep, N=s.ratio, I=s.index_heads, X=s.index_width, BQ=tile,
             BB=64, PRECISE=precision(iq.dtype, iq.device), num_warps=4,
         )  # fmt: skip

@@ -59,13 +59,11 @@ class AttentionSizes:
 
 
 @triton.jit
-def _turned(x, gain, mate_x, mate_gain, cos, sin, c, eps, A: tl.constexpr, HALF: tl.constexpr,
-            NORM: tl.constexpr, like):  # fmt: skip
-    """RMS norm of a row [A] and rotation of its first 2 * HALF columns, rounded as stored."""
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, axis=0) / A + eps)
-        x = (x * scale * gain).to(like.dtype.element_ty).to(tl.float32)
-        mate_x = (mate_x * scale * mate_gain).to(like.dtype.element_ty).to(tl.float32)
+def _turned(x, gain, mate_x, mate_gain, cos, sin, c, eps, A: tl.constexpr, HALF: tl.constexpr):
+    """RMS norm of a row [A] and rotation of its first 2 * HALF columns, float32."""
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / A + eps)
+    x = x * scale * gain
+    mate_x = mate_x * scale * mate_gain
     turned = c < 2 * HALF
     mate = tl.where(c < HALF, -mate_x, mate_x)
     return tl.where(turned, x * cos + mate * sin, x)
@@ -105,7 +103,7 @@ def rows_kernel(
         mate = tl.load(p_x + partner, mask=turned, other=0.0).to(tl.float32)
         b_gain = tl.load(gain + c, mask=ok, other=0.0)
         mate_gain = tl.load(gain + partner, mask=turned, other=0.0)
-        y = _turned(x, b_gain, mate, mate_gain, b_cos, b_sin, c, eps, A, R, True, q)
+        y = _turned(x, b_gain, mate, mate_gain, b_cos, b_sin, c, eps, A, R)
         tl.store(p_y + c, y.to(q.dtype.element_ty), mask=ok)
     elif head < Q + 2 * G:
         ok = c < A
@@ -118,7 +116,7 @@ def rows_kernel(
         mate = tl.load(p_x + partner, mask=turned, other=0.0).to(tl.float32)
         b_gain = tl.load(iq_gain + c, mask=ok, other=0.0)
         mate_gain = tl.load(iq_gain + partner, mask=turned, other=0.0)
-        y = _turned(x, b_gain, mate, mate_gain, b_cos, b_sin, c, eps, X, R, True, iq)
+        y = _turned(x, b_gain, mate, mate_gain, b_cos, b_sin, c, eps, X, R)
         tl.store(iq + (t * I + head - Q - 2 * G) * X + c, y.to(iq.dtype.element_ty), mask=ok)
     else:
         ok = c < X
@@ -158,15 +156,15 @@ def pool_kernel(
     angle = place.to(tl.float32) * tl.load(inverse + c % R, mask=turned, other=0.0)
     b_gain = tl.load(gain + c, mask=ok, other=0.0)
     mate_gain = tl.load(gain + partner, mask=turned, other=0.0)
-    y = _turned(mean, b_gain, mate, mate_gain, tl.cos(angle), tl.sin(angle), c, eps, X, R, True,
-                key_pages)  # fmt: skip
+    cos, sin = tl.cos(angle), tl.sin(angle)
+    y = _turned(mean, b_gain, mate, mate_gain, cos, sin, c, eps, X, R)
     p_y = key_pages + (page * (PAGE // N) + block % (PAGE // N)) * X
     tl.store(p_y + c, y.to(key_pages.dtype.element_ty), mask=ok)
 
 
-@triton.jit(do_not_specialize=["T", "B", "start", "stop", "most"])
+@triton.jit(do_not_specialize=["B", "start", "stop", "most"])
 def scores_kernel(
-    iq, key_pages, scores, rows, sessions, T, B, start, stop, most, scale, keep,
+    iq, key_pages, scores, sessions, B, start, stop, most, scale, keep,
     N: tl.constexpr, I: tl.constexpr, X: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
     PRECISE: tl.constexpr,
 ):  # fmt: skip

@@ -69,7 +69,9 @@ def add_kernel(x, gated, normed, w, rows, sessions, T, B, C, RING_AT, DILATION: 
         old = tl.load(ring + slot * C + c, mask=then, other=0.0)
         total = tl.fma(new + old, tl.load(w + c * TAPS + k, mask=ok, other=0.0), total)
     total = total * sigmoid32(total)
-    b_x = tl.load(x + t * C + c, mask=ok, other=0.0) + tl.load(gated + t * C + c, mask=ok, other=0.0)
+    b_x = tl.load(x + t * C + c, mask=ok, other=0.0) + tl.load(
+        gated + t * C + c, mask=ok, other=0.0
+    )
     tl.store(x + t * C + c, b_x + total, mask=ok)
     if APPEND:
         row = tl.load(normed + t * C + c, mask=ok, other=0.0)

@@ -209,7 +209,7 @@ def mix_kernel(
         total += tl.fma(sigmoid32(gate), b_x * b_scale[None, :] * b_gain[:, None], zero)
     own = t.to(tl.int64)[None, :] * D + c[:, None]
     if SPLIT:
-        tl.store(parts + first.to(tl.int64) * T * D + own, total, mask=mask)
+        tl.store(parts + tl.program_id(2).to(tl.int64) * T * D + own, total, mask=mask)
         tl.debug_barrier()
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         done = tl.atomic_add(counters + tile, 1)

@@ -280,7 +280,7 @@ def runs_of(bits: int, *, few: bool, exact: bool) -> int:
 def tiling(*, few: bool, exact: bool) -> tuple[int, int, int]:
     """Outputs of a tile, warps, and stages of the pipeline of loads."""
     if few:
-        return FEW_COLS, 4, 2
+        return FEW_COLS, 4, 1
     return (64, 8, 2) if exact else (128, 8, 3)
 
 
@@ -338,7 +338,8 @@ def product(
 
     `groups`, or `experts_M` (int64, one matrix a row, for few rows), choose among stacked
     matrices; row r reads x[r // divisor]. `pair`: w holds gate rows, then up rows, and y is
-    silu(gate) * up. `wide`: operands are float32 whatever x is. `act` "squeeze": silu(sum / act_divisor). `counts` is needed without groups.
+    silu(gate) * up. `wide`: operands are float32 whatever x is. `act` "squeeze": silu(sum /
+    act_divisor). `counts` is needed unless rows are sorted.
     """
     r, rows = w.recipe, y_MN.shape[0]
     outputs = w.rows // 2 if pair else w.rows

@@ -15,7 +15,8 @@ import torch
 from civetta.checkpoint import formats
 from civetta.kernels.fused.attend import Gains
 from civetta.kernels.fused.mixture import Mixture
-from civetta.kernels.packed import PackedHyper, PackedWeight, random_packed
+from civetta.kernels.packed import PackedHyper, PackedWeight
+from civetta.kernels.random_planes import random_packed
 from civetta.model.config import ModelConfig, PleConfig
 from civetta.model.gpu.weights import GpuBlock, GpuGdn, GpuPle, GpuQsa, GpuWeights
 from civetta.ngram.hash import make_hash
@@ -54,7 +55,13 @@ class Types:
 
 def _uniform(name: str, outer: str, table: str) -> Types:
     return Types(
-        wide=name, outer=outer, gate_up=name, down=name, table=table, odd_gate_up=name, odd_down=name
+        wide=name,
+        outer=outer,
+        gate_up=name,
+        down=name,
+        table=table,
+        odd_gate_up=name,
+        odd_down=name,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class GpuTrunk(Trunk):
     def __init__(
         self,
         config: ModelConfig,
-        stored: TrunkWeights,
+        stored: TrunkWeights | None,
         weights: GpuWeights,
         ops: Ops,
         dtype: torch.dtype,
@@ -62,7 +62,9 @@ class GpuTrunk(Trunk):
         device: torch.device,
         graphs: bool = True,
     ) -> None:
-        super().__init__(config, stored, ops, dtype, rows, head, device=device)
+        super().__init__(
+            config, cast("TrunkWeights", stored), ops, dtype, rows, head, device=device
+        )
         shape = state_shape(config, has_head=head is not None)
         self._layers = GpuLayers(config, weights, shape.recurrent, dtype, device)
         self._counts = counters(device)
@@ -73,7 +75,7 @@ class GpuTrunk(Trunk):
         """Sizes of a session's state, which kernels find by address."""
         return replace(super().state_shape, addressed=True)
 
-    def over(self, ops: Ops, around: Callable[[RowSource], RowSource]) -> Trunk:
+    def over(self, ops: Ops, around: Callable[[RowSource], RowSource]) -> Trunk:  # noqa: ARG002
         """Raises UsageError: the fused kernels are no table of ops."""
         raise UsageError("--phases times single ops, which a GPU does not run; leave it out.")
 
@@ -81,7 +83,11 @@ class GpuTrunk(Trunk):
         spans = _spans(pieces)
         wanted = Wanted.of(pieces, spans).rows_N
         size = _size(spans, self._with_images(pieces, spans))
-        graph = None if self._graphs is None or not size.small else self._graphs.find(size, self.device, self._counts)
+        graph = (
+            None
+            if self._graphs is None or not size.small
+            else self._graphs.find(size, self.device, self._counts)
+        )
         if graph is None:
             logits, x_TSD = self._launch(pieces, spans, size, tickets, wanted)
         else:
@@ -209,7 +215,7 @@ class Tables:
         cuda = device.type == "cuda"
         self._host = torch.zeros(row_values + session_values, dtype=torch.int64, pin_memory=cuda)
         self._device = torch.zeros_like(self._host, device=device)
-        self._copied = torch.cuda.Event() if cuda else None
+        self._copied = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
         self._rows_FT = self._host[:row_values].view(len(ROW_FIELDS), rows).numpy()
         self._sessions_FB = self._host[row_values:].view(len(SESSION_FIELDS), sessions).numpy()
         self.batch = Batch(

@@ -219,8 +219,10 @@ def _alike(stored: Sequence[QuantTensor]) -> bool:
     name = stored[0].format.name
     if name == "F8_E4M3":
         blocks = all(w.scale is not None and w.scale.ndim == 2 for w in stored)
-        return blocks and all(w.rows % 128 == 0 and w.row_offset % 128 == 0 for w in stored) and all(
-            w.scale is not None and w.scale.shape[0] == w.rows // 128 for w in stored
+        return (
+            blocks
+            and all(w.rows % 128 == 0 and w.row_offset % 128 == 0 for w in stored)
+            and all(w.scale is not None and w.scale.shape[0] == w.rows // 128 for w in stored)
         )
     if name == "NVFP4":
         firsts = [w.scale_2 for w in stored if w.scale_2 is not None]
