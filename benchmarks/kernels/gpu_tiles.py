@@ -35,8 +35,22 @@ SHAPES = (
     ("down", "Q5_1", 2560, 640, 512, False),
     ("head", "Q8_0", 248320, 2560, 1, False),
 )
-FEW = ((64, 4, 2), (64, 8, 2), (64, 4, 1), (128, 4, 2))
-MANY = ((128, 8, 3), (128, 8, 2), (128, 4, 2), (128, 4, 3), (64, 4, 3), (256, 8, 2))
+Tiles = tuple[int, int, int, int | None, int]
+"""Outputs, warps, stages, registers a thread, runs of 64 columns a step."""
+FEW: tuple[Tiles, ...] = (
+    (64, 4, 1, None, 2),
+    (64, 4, 1, 128, 2),
+    (64, 4, 1, 96, 2),
+    (64, 4, 1, 96, 1),
+    (64, 4, 1, 64, 1),
+)
+MANY: tuple[Tiles, ...] = (
+    (128, 8, 3, None, 1),
+    (128, 8, 3, None, 2),
+    (128, 8, 4, None, 1),
+    (64, 4, 2, None, 2),
+    (64, 4, 3, None, 1),
+)
 
 
 def main() -> None:
@@ -73,9 +87,14 @@ def main() -> None:
                 runs.append((name, fmt, rows, tiles, floor, x, w, y, named))
 
     def one(run: tuple) -> None:
-        *_, tiles, _, x, w, y, named = run
-        matmul.tiling = lambda *, few, exact: (64, tiles[1], 2) if exact else tiles  # noqa: ARG005
+        *_, (outputs, warps, stages, registers, steps), _, x, w, y, named = run
+        tiles = matmul.Tiling(outputs=outputs, warps=warps, stages=stages, registers=registers)
+        kept = matmul.tiling, matmul.runs_of
+        if not named["wide"]:
+            matmul.tiling = lambda *, few, exact: tiles  # noqa: ARG005
+            matmul.runs_of = lambda bits, *, few, exact: steps  # noqa: ARG005
         matmul.product(x, w, y, counts, **named)
+        matmul.tiling, matmul.runs_of = kept
 
     print(compile_ahead(lambda: [one(run) for run in runs]), "launches compiled", flush=True)
     for run in runs:
@@ -83,11 +102,11 @@ def main() -> None:
         try:
             us = timed(lambda run=run: one(run), 5)
             print(
-                f"{name:8}{fmt:6}{rows:6} {tiles!s:14}{us:9.1f} us, floor {floor:7.1f} {floor / us:5.0%}",
+                f"{name:8}{fmt:6}{rows:6} {tiles!s:24}{us:9.1f} us, floor {floor:7.1f} {floor / us:5.0%}",
                 flush=True,
             )
         except Exception as error:  # noqa: BLE001 - a tile that does not fit
-            print(f"{name:8}{fmt:6}{rows:6} {tiles!s:14} {str(error)[:60]}", flush=True)
+            print(f"{name:8}{fmt:6}{rows:6} {tiles!s:24} {str(error)[:60]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 Kind = Literal["prefill", "decode"]
 
 
+Mix = Literal["q4_k_xl", "q8_0", "fp8", "bf16"]
+"""Stored types of random weights, named after the published files that have them."""
+
+MIXES: tuple[Mix, ...] = ("q4_k_xl", "q8_0", "fp8", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomModel:
+    """Random weights at the real model's sizes; `ngram_base` rows (about) for each head's table."""
+
+    mix: Mix
+    layers: int
+    ngram_base: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """`tokens` more tokens of each of `sessions` sequences that hold `depth` tokens already."""

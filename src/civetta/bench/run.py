@@ -205,11 +205,13 @@ def _pages(case: Case) -> int:
 
 def _greedy(logits_CL: Tensor) -> list[int]:
     """The likeliest token of each row; ties to the lower id. Raises LogitsInvalid."""
-    rows = logits_CL.float().cpu().numpy()
-    best = rows.argmax(axis=1)  # numpy takes the first of equals, and a NaN before any number
-    if not np.isfinite(rows[np.arange(len(rows)), best]).all():
+    highest_C = logits_CL.amax(-1, keepdim=True)  # a NaN is above any number
+    places_L = torch.arange(logits_CL.shape[-1], device=logits_CL.device)
+    first_C = torch.where(logits_CL == highest_C, places_L, len(places_L)).amin(-1)
+    found_C = torch.where(highest_C[:, 0].isfinite(), first_C, -1).tolist()
+    if min(found_C) < 0:
         raise LogitsInvalid("the model computed NaN or infinity, so there is no next token")
-    return [int(i) for i in best]
+    return [int(i) for i in found_C]
 
 
 def _hashed(ids: Sequence[Sequence[int]], logits_CL: Tensor) -> Output:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from civetta.bench.case import check_fits, make_cases
+from civetta.bench.case import MIXES, RandomModel, check_fits, make_cases
 from civetta.cli.diagnose import machine_facts
 from civetta.cli.options import parse_flags, settings_command
 from civetta.errors import UsageError
@@ -139,10 +139,34 @@ def one_number(flag: str, low: int, high: int) -> Callable[[str], int]:
     default="0",
     help="Seed of the token stream. [0]",
 )
+@click.option(
+    "--random-weights",
+    "mix",
+    metavar="TYPES",
+    help=f"No model: random weights at the real sizes on a GPU, stored as {', '.join(MIXES)}.",
+)
+@click.option(
+    "--layers",
+    metavar="N",
+    type=one_number("--layers", 2, 48),
+    default="48",
+    help="Layers of a random model. [48]",
+)
+@click.option(
+    "--ngram-base",
+    metavar="N",
+    type=one_number("--ngram-base", 61, 20_000_000),
+    default="250000",
+    help="Rows of each of the 16 n-gram tables of a random model; the real one has 20,000,000."
+    " [250000]",
+)
 @settings_command(*OFFERED)
 def bench(
     settings: Settings,
     *,
+    mix: str | None,
+    layers: int,
+    ngram_base: int,
     prompts: tuple[int, ...],
     replies: tuple[int, ...],
     depths: tuple[int, ...],
@@ -164,6 +188,7 @@ def bench(
         raise UsageError(f"-o is {form[:40]!r}: give one of {', '.join(FORMATS)}.")
     if plot is not None and not plot.endswith(".svg"):
         raise UsageError(f"--plot draws SVG and {plot!r} does not end in .svg: name such a file.")
+    wanted = _random_model(mix, layers, ngram_base, settings)
     cases = make_cases(prompts, replies, depths, sessions)
     groups = [settings]
     if vs_args is not None:
@@ -173,21 +198,40 @@ def bench(
 
     head = _head(seed, vs_args)
     with _opened(plot) as drawing, ExitStack() as held:
-        subjects = _load(groups, cases, held)
+        subjects = _load(groups, cases, held, wanted)
         writer = WRITERS[form](lambda text: click.echo(text, nl=False), head)
         options = Options(repetitions=repetitions, seed=seed, phases=phases, memory=memory)
         return _run(cases, subjects, options, writer, drawing)
 
 
-def _load(groups: list[Settings], cases: tuple[Case, ...], held: ExitStack) -> list[Subject]:
+def _random_model(
+    mix: str | None, layers: int, ngram_base: int, settings: Settings
+) -> RandomModel | None:
+    """What --random-weights asks for. Raises UsageError."""
+    if mix is None:
+        return None
+    known = next((one for one in MIXES if one == mix), None)
+    if known is None:
+        raise UsageError(f"--random-weights is {mix[:40]!r}: give one of {', '.join(MIXES)}.")
+    if settings.model.model is not None:
+        raise UsageError("--random-weights is a model of its own: leave -m out.")
+    return RandomModel(mix=known, layers=layers, ngram_base=ngram_base)
+
+
+def _load(
+    groups: list[Settings], cases: tuple[Case, ...], held: ExitStack, wanted: RandomModel | None
+) -> list[Subject]:
     """One subject a setting; `held` closes their n-gram tables."""
-    from civetta.bench.subject import load_subject
+    from civetta.bench.subject import load_subject, random_subject
 
     subjects = []
     for label, settings in zip("AB", groups, strict=False):
-        subjects.append(load_subject(label, settings))
+        if wanted is None:
+            subjects.append(load_subject(label, settings))
+        else:
+            subjects.append(random_subject(label, settings, wanted, held))
         held.callback(subjects[-1].trunk.close)
-        check_fits(cases, subjects[-1].loaded.context_tokens)
+        check_fits(cases, subjects[-1].context_tokens)
     return subjects
 
 

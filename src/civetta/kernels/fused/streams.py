@@ -244,6 +244,7 @@ def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tens
         *(m_TR if p is None else p for p in planes), rows, width,
         K=rank, S=streams, BN=MIX_COLS, BM=tile_m, KP=padded_cols(w.up), BITS=r.bits, CODE=r.code,
         OFFSET=r.offset, GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low, PRECISE=exact,
-        R=runs_of(r.bits, few=split, exact=exact != ""), SPLIT=split, num_warps=4, num_stages=2,
+        R=runs_of(r.bits, few=split, exact=exact != ""), SPLIT=split, num_warps=4,
+        num_stages=1 if split else 2,
     )  # fmt: skip
     return h_TD

@@ -272,16 +272,28 @@ def part_cols(w: PackedWeight) -> int:
 def runs_of(bits: int, *, few: bool, exact: bool) -> int:
     """Runs of 64 columns in a step. Nibbles are read in one order whatever the batch; elsewhere
     the order does not depend on the step."""
-    if bits not in {0, 8}:
-        return 4
-    return 4 if few and not exact else 2
+    if bits not in {0, 8} or few or exact:
+        return 2
+    return 1 if bits == 8 else 2
 
 
-def tiling(*, few: bool, exact: bool) -> tuple[int, int, int]:
-    """Outputs of a tile, warps, and stages of the pipeline of loads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """Outputs of a tile, warps, stages of the pipeline of loads, registers a thread (None: free)."""
+
+    outputs: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+
+def tiling(*, few: bool, exact: bool) -> Tiling:
+    """The fastest of those tried (benchmarks/kernels/gpu_tiles.py)."""
     if few:
-        return FEW_COLS, 4, 1
-    return (64, 8, 2) if exact else (128, 8, 3)
+        return Tiling(outputs=FEW_COLS, warps=4, stages=1, registers=None if exact else 128)
+    if exact:
+        return Tiling(outputs=64, warps=8, stages=2)
+    return Tiling(outputs=128, warps=8, stages=3)
 
 
 def precision(dtype: torch.dtype, device: torch.device) -> str:
@@ -314,10 +326,11 @@ def matmul_grouped(
 
 
 def tile_rows_for(rows: int) -> int:
-    """Rows of a tile: at least what a matrix unit takes, more as the batch grows."""
+    """Rows of a tile: at least what a matrix unit takes; beyond that, decoding a weight once more
+    costs more than rows that are not there."""
     if rows <= 16:
         return 16
-    return 32 if rows <= 32 else 64 if rows <= 512 else 128
+    return 32 if rows <= 32 else 64 if rows <= 48 else 128
 
 
 def product(
@@ -357,7 +370,8 @@ def product(
         tile_m = tile_rows_for(rows)
         tiles, kind = -(-rows // tile_m), ""
     exact = precision(torch.float32 if wide else x_TK.dtype, x_TK.device)
-    tile_n, warps, stages = tiling(few=few, exact=exact != "")
+    shape = tiling(few=few, exact=exact != "")
+    tile_n = shape.outputs
     none = x_TK
     ids = none if experts_M is None else experts_M
     grid = (-(-w.rows // tile_n), tiles, parts if split else 1)
@@ -371,8 +385,16 @@ def product(
         BN=tile_n, BM=tile_m, KP=padded_cols(w), BITS=r.bits, CODE=r.code, OFFSET=r.offset,
         GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low,
         PRECISE=exact, R=runs_of(r.bits, few=few, exact=exact != ""), PART=part, SPLIT=split,
-        GROUPED=kind, PAIR=pair, ACT=act, num_warps=warps, num_stages=stages,
+        GROUPED=kind, PAIR=pair, ACT=act, num_warps=shape.warps,
+        num_stages=shape.stages, **_registers(shape, y_MN.device),
     )  # fmt: skip
+
+
+def _registers(tiles: Tiling, device: torch.device) -> dict[str, int]:
+    """The launch option that bounds registers, where the backend has one."""
+    if tiles.registers is None or device.type != "cuda" or torch.version.hip is not None:
+        return {}
+    return {"maxnreg": tiles.registers}
 
 
 def padded_cols(w: PackedWeight) -> int:

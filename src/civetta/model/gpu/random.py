@@ -6,8 +6,8 @@ is a file of random rows, so that every placement of it can be measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from civetta.ngram.hash import make_hash
 from civetta.ngram.layout import Field, Shard, TableLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -272,15 +273,20 @@ class _Random:
 
 def weight_bytes(weights: GpuWeights) -> int:
     """Bytes of all packed matrices."""
-    from dataclasses import fields, is_dataclass
+    return sum(w.nbytes for w in _matrices(weights))
 
-    def size(part: object) -> int:
-        if isinstance(part, PackedWeight):
-            return part.nbytes
-        if isinstance(part, tuple):
-            return sum(map(size, part))
-        if is_dataclass(part):
-            return sum(size(getattr(part, field.name)) for field in fields(part))
-        return 0
 
-    return size(cast("object", weights))
+def parameters(weights: GpuWeights) -> int:
+    """Numbers that the packed matrices stand for."""
+    return sum(w.experts * w.rows * w.cols for w in _matrices(weights))
+
+
+def _matrices(part: object) -> Iterator[PackedWeight]:
+    if isinstance(part, PackedWeight):
+        yield part
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from _matrices(one)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _matrices(getattr(part, field.name))
