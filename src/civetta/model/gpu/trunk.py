@@ -89,17 +89,18 @@ class GpuTrunk(Trunk):
             else self._graphs.find(size, self.device, self._counts)
         )
         if graph is None:
-            logits, x_TSD = self._launch(pieces, spans, size, tickets, wanted)
+            logits, x_TSD, inputs_TD = self._launch(pieces, spans, size, tickets, wanted)
         else:
             graph.tables.fill(spans, pieces)
             self._replay(graph, spans, tickets, pieces)
             logits, x_TSD = _picked(graph.logits, wanted, spans[-1].stop), graph.x_TSD
+            inputs_TD = x_TSD[:0, 0]  # read for images alone
         for piece, span in zip(pieces, spans, strict=True):
             session = span.session
             session.extend([int(i) for i in piece.ids], None)
             session.recurrent.base = session.recurrent.base_after(session.position)
         if self.head is not None:
-            self.head.follow(spans, x_TSD)
+            self.head.follow(spans, x_TSD, inputs_TD)
         return logits
 
     def _with_images(self, pieces: Sequence[Piece], spans: Sequence[Span]) -> bool:
@@ -117,8 +118,9 @@ class GpuTrunk(Trunk):
         size: _Size,
         tickets: Sequence[RowTicket],
         wanted_N: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Kernel by kernel: logits of the wanted rows, and the streams of all."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Kernel by kernel: logits of the wanted rows, the streams of all, and, where images are
+        among them, what the first layer read."""
         tables = Tables(size, self.device, self._counts)
         tables.fill(spans, pieces)
         layers, batch, pool = self._layers, tables.batch, spans[0].session.pool
@@ -127,6 +129,7 @@ class GpuTrunk(Trunk):
             for piece, span in zip(pieces, spans, strict=True):
                 for stream in at.x_TSD[span.part].unbind(1):
                     _lay_images(stream, piece, span.first, self.dtype)
+        inputs_TD = at.x_TSD[:, 0].clone() if size.images else at.x_TSD[:0, 0]
         at = layers.run(batch, at, pool, 0, layers.ngram_at)
         if self.config.ple is not None:
             rows_TE = self._ngram_rows(tickets, pieces)
@@ -135,7 +138,7 @@ class GpuTrunk(Trunk):
         everything = len(wanted_N) == size.rows == spans[-1].stop
         picked = None if everything else wanted_N.to(self.device)
         logits = layers.finish(at, picked, self._counts)
-        return logits, at.x_TSD
+        return logits, at.x_TSD, inputs_TD
 
     def _replay(
         self,
