@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import sys
 import time
@@ -24,12 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gpu_ahead import compile_ahead
+from PIL import Image
 
+from civetta.chat.images import prepare_image
 from civetta.kernels.select import select
+from civetta.model.bind_mtp import find_head
 from civetta.model.build import TableOptions, build_trunk, check_checkpoint
 from civetta.model.embedded import embedded_model_path
 from civetta.model.inputs import Piece
+from civetta.model.vision_build import build_tower, check_mmproj, find_mmproj
 from civetta.ngram.placement import StoreOptions
 
 if TYPE_CHECKING:
@@ -121,6 +125,8 @@ def write_reference(args: argparse.Namespace) -> None:
 
 def answers(checked: CheckedModel, dtype: torch.dtype, data: Any, device: str) -> dict[str, Any]:
     """Every way to compute the same rows, and how far they are from the reference."""
+    from gpu_ahead import compile_ahead
+
     ids = [int(i) for i in data["ids"]]
     trunk, tokens = trunk_of(checked, dtype, device), len(ids)
     compile_ahead(lambda: [logits_in_cuts(trunk, ids, [0, n]) for n in (1, 3, 8, 20, 100, 4096)])
@@ -147,9 +153,45 @@ def answers(checked: CheckedModel, dtype: torch.dtype, data: Any, device: str) -
     }
 
 
+def sides(checked: CheckedModel, ids: list[int], device: str) -> dict[str, float]:
+    """Relative error, float32, of the draft head's first two steps and of the tower's rows."""
+    found = []
+    for name in ("cpu", device):
+        where, ops = torch.device(name), select(name)
+        head = find_head(checked.checkpoint, checked.config, None)
+        trunk = build_trunk(checked, dtype=torch.float32, ops=ops, device=where, head=head)
+        assert trunk.head is not None
+        session = trunk.store(sessions=1, context_tokens=len(ids)).open()
+        trunk.forward(session, ids[:-2], "last")
+        session.reserve(2)
+        first, chain = trunk.head.begin([session], ids[-2:-1])
+        second, _ = trunk.head.extend(chain, ids[-1:])
+        trunk.close()
+        sidecar = find_mmproj(checked.checkpoint.path)
+        assert sidecar is not None
+        vision = check_mmproj(sidecar)
+        tower = build_tower(vision, dtype=torch.float32, ops=ops, device=where)
+        rows = tower.encode(prepare_image(noise_png(), vision.rules))
+        found.append([x.cpu() for x in (first, second, rows)])
+    names = ("draft step 1", "draft step 2", "tower")
+    return {
+        name: float((got - want).norm() / want.norm())
+        for name, want, got in zip(names, *found, strict=True)
+    }
+
+
+def noise_png() -> bytes:
+    """A picture of 200 x 120 random pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 200, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
 def check(args: argparse.Namespace) -> int:
     checked = check_checkpoint(args.model or embedded_model_path())
-    report, missed = {}, []
+    report: dict[str, Any] = {}
+    missed = []
     with np.load(args.file) as data:
         for dtype in (torch.float32, torch.bfloat16):
             began, name = time.perf_counter(), str(dtype).removeprefix("torch.")
@@ -162,6 +204,9 @@ def check(args: argparse.Namespace) -> int:
             for key, bound in BOUNDS[name].items():
                 if not found[key] <= bound:
                     missed.append(f"{name}: {key} is {found[key]:.3g}, bound {bound}")
+        report["sides"] = sides(checked, [int(i) for i in data["ids"][:300]], args.device)
+    print("sides", json.dumps(report["sides"]), flush=True)
+    missed += [f"{k}: {v:.3g}" for k, v in report["sides"].items() if not v <= 1e-3]
     print("MISSED:" if missed else "all bounds kept", *missed, sep="\n  ")
     if args.save:
         Path(args.save).write_text(json.dumps(report, indent=1) + "\n")
