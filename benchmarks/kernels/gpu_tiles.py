@@ -20,6 +20,7 @@ from gpu_ahead import compile_ahead
 from gpu_ops import timed
 
 from civetta.kernels.matmul import triton as matmul
+from civetta.kernels.matmul.tiling import Tiling
 from civetta.kernels.moe.triton import group_rows
 from civetta.kernels.random_planes import random_packed
 
@@ -88,7 +89,7 @@ def main() -> None:
 
     def one(run: tuple) -> None:
         *_, (outputs, warps, stages, registers, steps), _, x, w, y, named = run
-        tiles = matmul.Tiling(outputs=outputs, warps=warps, stages=stages, registers=registers)
+        tiles = Tiling(outputs=outputs, warps=warps, stages=stages, registers=registers)
         kept = matmul.tiling, matmul.runs_of
         if not named["wide"]:
             matmul.tiling = lambda *, few, exact: tiles  # noqa: ARG005

@@ -20,7 +20,7 @@ from civetta.kernels.fused.attention import (
     scores_kernel,
     select_kernel,
 )
-from civetta.kernels.matmul.triton import precision
+from civetta.kernels.matmul.tiling import precision
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -31,7 +31,7 @@ from civetta.kernels.fused.launch import (
     STATE,
 )
 from civetta.kernels.fused.streams import sigmoid32
-from civetta.kernels.matmul.triton import precision
+from civetta.kernels.matmul.tiling import precision
 from civetta.kernels.ops import GDN_CHUNK
 
 if TYPE_CHECKING:

@@ -16,14 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.matmul.triton import (
-    FEW_ROWS,
-    padded_cols,
-    part_sum,
-    precision,
-    product,
-    runs_of,
-)
+from civetta.kernels.matmul.tiling import FEW_ROWS, precision, runs_of
+from civetta.kernels.matmul.triton import padded_cols, part_sum, product
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,24 +22,19 @@ import torch
 import triton
 import triton.language as tl
 
+from civetta.kernels.matmul.tiling import (
+    FEW_ROWS,
+    part_cols,
+    precision,
+    registers_of,
+    runs_of,
+    tile_rows_for,
+    tiling,
+)
 from civetta.kernels.packed import TILE_COLS, PackedWeight
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FEW_ROWS = 64
-"""Up to so many rows, the parts of the inner dimension run beside each other."""
-
-PART_COLS = 512
-"""Columns of one accumulator: two steps of a program when rows are few, so that a launch's memory
-reads are nearly all under way at once."""
-
-WHOLE_COLS = 768
-"""A weight of up to so many columns is not cut."""
-
-FEW_COLS = 64
-"""Outputs of a tile when rows are few. Not fewer: NVIDIA's matrix units take tiles from 64 on by other
-instructions (wgmma) than smaller ones, and the two round differently."""
 
 COUNTERS = 1 << 16
 """Tiles whose parts may be counted at one time."""
@@ -264,45 +259,6 @@ def product_kernel(
     tl.store(p_y, total.to(y.dtype.element_ty), mask=ok_n[:, None] & ok_m[None, :])
 
 
-def part_cols(w: PackedWeight) -> int:
-    """Columns of one part."""
-    return w.cols if w.cols <= WHOLE_COLS else PART_COLS
-
-
-def runs_of(bits: int, *, few: bool, exact: bool) -> int:
-    """Runs of 64 columns in a step. Nibbles are read in one order whatever the batch; elsewhere
-    the order does not depend on the step."""
-    if bits not in {0, 8} or few or exact:
-        return 2
-    return 1 if bits == 8 else 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiling:
-    """Outputs of a tile, warps, stages of the pipeline of loads, registers a thread (None: free)."""
-
-    outputs: int
-    warps: int
-    stages: int
-    registers: int | None = None
-
-
-def tiling(*, few: bool, exact: bool) -> Tiling:
-    """The fastest of those tried (benchmarks/kernels/gpu_tiles.py)."""
-    if few:
-        return Tiling(outputs=FEW_COLS, warps=4, stages=1, registers=None if exact else 128)
-    if exact:
-        return Tiling(outputs=64, warps=8, stages=2)
-    return Tiling(outputs=128, warps=8, stages=3)
-
-
-def precision(dtype: torch.dtype, device: torch.device) -> str:
-    """How float32 operands are multiplied: in three TF32 products on NVIDIA, else as they are."""
-    if dtype != torch.float32:
-        return ""
-    return "tf32x3" if device.type == "cuda" and torch.version.hip is None else "ieee"
-
-
 def matmul(x_TK: Tensor, w: PackedWeight, dtype: torch.dtype) -> Tensor:
     """y_TN = x w^T with operands in x's dtype and float32 accumulation; see `Ops.matmul`."""
     x_TK = x_TK.contiguous()
@@ -323,14 +279,6 @@ def matmul_grouped(
     y = torch.empty((rows, w.rows), dtype=dtype, device=x_TK.device)
     product(x_TK.contiguous(), w, y, None, groups=groups, divisor=divisor)
     return y
-
-
-def tile_rows_for(rows: int) -> int:
-    """Rows of a tile: at least what a matrix unit takes; beyond that, decoding a weight once more
-    costs more than rows that are not there."""
-    if rows <= 16:
-        return 16
-    return 32 if rows <= 32 else 64 if rows <= 48 else 128
 
 
 def product(
@@ -386,15 +334,8 @@ def product(
         GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low,
         PRECISE=exact, R=runs_of(r.bits, few=few, exact=exact != ""), PART=part, SPLIT=split,
         GROUPED=kind, PAIR=pair, ACT=act, num_warps=shape.warps,
-        num_stages=shape.stages, **_registers(shape, y_MN.device),
+        num_stages=shape.stages, **registers_of(shape, y_MN.device),
     )  # fmt: skip
-
-
-def _registers(tiles: Tiling, device: torch.device) -> dict[str, int]:
-    """The launch option that bounds registers, where the backend has one."""
-    if tiles.registers is None or device.type != "cuda" or torch.version.hip is not None:
-        return {}
-    return {"maxnreg": tiles.registers}
 
 
 def padded_cols(w: PackedWeight) -> int:

@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.matmul.triton import Groups, matmul_grouped, tile_rows_for
+from civetta.kernels.matmul.tiling import tile_rows_for
+from civetta.kernels.matmul.triton import Groups, matmul_grouped
 from civetta.kernels.residual.triton import swiglu
 
 if TYPE_CHECKING:
