@@ -28,9 +28,12 @@ from civetta.decode.grammars import Grammars
 from civetta.decode.history import TokenHistory
 from civetta.decode.mask import TokenMask
 from civetta.decode.sampler import SampleRow, sample_row
+from civetta.engine.load import load_engine
+from civetta.engine.protocol import GenerateRequest
 from civetta.errors import CivettaError
 from civetta.model.embedded import embedded_model_path
-from civetta.types import Grammar, SamplingParams
+from civetta.options import ModelOptions, Settings
+from civetta.types import Constraint, Grammar, SamplingParams
 
 WIDE = 248_320
 SCHEMA = {
@@ -200,6 +203,32 @@ def hostile(tokenizer: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def replies() -> list[dict[str, Any]]:
+    """200 tokens of civetta-nano, one user, free and under a grammar that admits any text."""
+    settings = Settings(model=ModelOptions(threads=1))
+    bound = Constraint(grammar=Grammar(kind="regex", text="(?s:.){1500,3000}"))
+    kinds: dict[str, dict[str, Any]] = {
+        "free": {"ignore_eos": True},
+        "under a grammar": {"constraint": bound},
+    }
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    with load_engine(settings) as engine:
+        prompt = tuple(engine.tokenizer.encode("The quick brown fox"))
+        params = SamplingParams(temperature=0.7, top_k=20, seed=3)
+        for _ in range(6):  # in turn, so that other work on the machine meets both
+            for name, more in kinds.items():
+                asked = GenerateRequest(
+                    request_id=name, prompt_ids=prompt, sampling=params, max_tokens=200, **more
+                )
+                usage = list(engine.submit(asked))[-1].usage
+                assert usage.completion_tokens == 200, name
+                rates[name].append(usage.completion_tokens / usage.decode_s)
+    return [
+        {"reply": name, "median_tokens_a_second": statistics.median(found), "best": max(found)}
+        for name, found in rates.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="also write all figures as JSON")
@@ -211,6 +240,7 @@ def main() -> None:
         figures[f"grammars, {tokenizer.vocab_size} tokens"] = measured(tokenizer)
     figures[f"choosing from {WIDE} logits"] = choosing(WIDE)
     figures[f"hostile schemas, {big.vocab_size} tokens"] = hostile(big)
+    figures["replies of civetta-nano, one thread"] = replies()
     for title, rows in figures.items():
         print(f"\n{title}")
         for row in rows:
