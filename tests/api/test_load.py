@@ -321,6 +321,18 @@ def test_a_large_body_is_parsed_beside_the_streams(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
+def test_a_prompt_far_beyond_the_context_is_not_encoded(path, monkeypatch):
+    engine = FakeEngine()
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda *_, **__: pytest.fail("encoded"))
+    long = "y" * 4_000_000
+    body = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
+    with live(engine) as server, server.connect() as peer:
+        peer.post(path, body)
+        status, _, reply = peer.reply()
+        assert (status, json.loads(reply)["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_case_63_what_overflows_the_context_is_a_400_before_the_headers(path, stream):
     long = "x" * 600

@@ -21,7 +21,7 @@ from vocabularies import (
     write_folder,
 )
 
-from civetta.chat.tokenizer import IncrementalDecoder, Tokenizer
+from civetta.chat.tokenizer import MAX_PIECE_CHARS, IncrementalDecoder, Tokenizer
 from civetta.chat.vocabulary import byte_alphabet
 from civetta.checkpoint.gguf import read_gguf_header
 from civetta.errors import RequestInvalid, TokenizerError
@@ -350,3 +350,21 @@ def test_damaged_gguf_metadata_is_refused(key, value):
     metadata[f"tokenizer.ggml.{key}"] = value
     with pytest.raises(TokenizerError):
         Tokenizer.from_gguf(metadata)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+@example("ᾂ" * 40)
+@example(unicodedata.normalize("NFD", "각ᾂế" * 20))
+@example("<|im_end|>" * 5)
+def test_least_tokens_is_a_lower_bound(packed, text):
+    assert packed.least_tokens(text) <= len(packed.encode(text))
+
+
+def test_least_tokens_grows_with_the_text(packed):
+    assert packed.least_tokens("x" * 100_000) > 100
+
+
+def test_a_text_that_cannot_be_cut_for_a_million_characters_is_refused(packed):
+    with pytest.raises(RequestInvalid, match="without a line break"):
+        packed.encode("y" * (MAX_PIECE_CHARS + 1))

@@ -62,6 +62,9 @@ class ByteTokenizer:
                 at += len(special)
         return ids
 
+    def least_tokens(self, text):
+        return len(text) // 2
+
     def decode(self, ids, *, skip_special=False):
         kept = [i for i in ids if not (skip_special and i in self.control_ids)]
         return b"".join(map(self.token_bytes, kept)).decode(errors="replace")

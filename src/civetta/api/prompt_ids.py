@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from civetta.engine.client import check_length
 from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ async def prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tuple[int
     """
     prompt = _only(prompt)
     if isinstance(prompt, str):
-        return tuple(await asyncio.to_thread(engine.tokenizer.encode, prompt))
+        return tuple(await asyncio.to_thread(_joined, engine, [prompt]))
     if not all(map(_is_id, prompt)):
         raise RequestInvalid(
             "prompt has to be texts or lists of token ids, one or several.",
@@ -64,7 +65,11 @@ async def mixed_prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tup
 def _joined(engine: EngineClient, items: list[Any]) -> list[int]:
     ids: list[int] = []
     for item in items:
-        ids += engine.tokenizer.encode(item) if isinstance(item, str) else [item]
+        if isinstance(item, str):
+            check_length(engine, item)
+            ids += engine.tokenizer.encode(item)
+        else:
+            ids.append(item)
     return ids
 
 

@@ -20,6 +20,8 @@ REPLY_MARKERS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
 
+MAX_PIECE_CHARS = 1 << 20
+"""A text without a place to cut it for so long is refused: it would hold all other threads up."""
 PIECE_CHARS = 16_384
 """The library holds the interpreter's lock while it encodes, so a long text goes to it in pieces."""
 # Between these characters every match of the split pattern ends, and nothing composes: the same ids.
@@ -57,6 +59,9 @@ class Tokenizer:
             )
         self.eos_id = ends[0]
         self.eog_ids = frozenset(ends)
+        # In the byte alphabet a token's text has a character a byte.
+        spelled = (len(text.encode()) for text in (*self._tokens, *self.specials) if text)
+        self._longest_bytes = max(spelled, default=1)
         longest_first = sorted(self.specials, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -124,12 +129,25 @@ class Tokenizer:
             raise TokenizerError(f"The tokenizer has no token {text!r}, which this model needs.")
         return token_id
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that `text` has at least, without encoding it.
+
+        No token has more bytes than the longest one, and composing characters (NFC) leaves at
+        least half as many bytes as there were characters.
+        """
+        return len(text) // (2 * self._longest_bytes)
+
     def _encode_plain(self, text: str) -> list[int]:
         ids: list[int] = []
         start = 0
         while start < len(text):
             border = _PIECE_BORDER.search(text, start + PIECE_CHARS)
             end = border.start() if border else len(text)
+            if end - start > MAX_PIECE_CHARS:
+                raise RequestInvalid(
+                    f"The text has more than {MAX_PIECE_CHARS} characters without a line break or a"
+                    " space between words; send it in lines, or less of it."
+                )
             ids += self._encode_piece(text[start:end])
             start = end
         return ids

@@ -25,6 +25,7 @@ from civetta.engine.protocol import (
     Started,
     TokenEvent,
 )
+from civetta.errors import ContextOverflow
 from civetta.types import (
     CancelCause,
     FinishReason,
@@ -210,6 +211,7 @@ class ChatClient:
 
             media = PromptMedia.read(conversation.media, self._engine.info)
             rendered = with_times(rendered, media.times)
+        check_length(self._engine, rendered.text)
         prompt_ids = self._engine.tokenizer.encode(
             rendered.text, literal_starts=rendered.literal_starts
         )
@@ -234,6 +236,7 @@ class ChatClient:
 
         Raises RequestInvalid or TokenizerError.
         """
+        check_length(self._engine, prompt)
         prompt_ids = self._engine.tokenizer.encode(prompt)
         return PreparedReply(
             request=self._request(tuple(prompt_ids), options or ReplyOptions()), plain=True
@@ -261,6 +264,16 @@ class ChatClient:
             use_cache=options.use_cache,
             client_id=options.client_id,
         )
+
+
+def check_length(engine: EngineClient, text: str) -> None:
+    """Raise ContextOverflow for a text that is too long whatever its tokens are.
+
+    Encoding it would take the memory and the time of all the others for nothing.
+    """
+    least, context_tokens = engine.tokenizer.least_tokens(text), engine.info.context_tokens
+    if least >= context_tokens:
+        raise ContextOverflow(least, context_tokens, 1)
 
 
 class ReplyStream:
