@@ -3,7 +3,7 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.serving import app_of, error_of, request
@@ -17,6 +17,7 @@ def post(path, **body):
     return request(APP, "POST", path, body=body)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.text(max_size=40))
 def test_detokenize_undoes_tokenize(text):
     tokens = post("/tokenize", content=text, parse_special=False).json()["tokens"]

@@ -87,6 +87,13 @@ def test_the_line_of_a_refusal_and_of_a_failure_has_the_code(lines):
     assert found == ["unsupported_parameter", "read_failed"]
 
 
+def test_the_line_of_several_choices_adds_them_up(lines):
+    body = {"prompt": "Hi", "n": 3, "max_tokens": 2}
+    request(app_of(FakeEngine("abcdef")), "POST", "/v1/completions", body=body)
+    words = dict(word.split("=", 1) for word in lines()[0].split(" ")[1:])
+    assert (words["tokens"], words["prompt"], words["reason"]) == ("6", "6", "length")
+
+
 def test_a_client_that_left_is_told_as_such(lines):
     async def scene():
         app = app_of(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from civetta.api.accounting import timings_payload
 from civetta.api.choices import Numbered
-from civetta.engine.protocol import Progress, Started
+from civetta.engine.protocol import Progress, PromptLogprobs, Started
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
     from civetta.api.trace import Trace
     from civetta.errors import CivettaError
     from civetta.types import Usage
+
+
+_DURATIONS = ("queue_s", "prefill_s", "decode_s")
+_COUNTS = (
+    "prompt_tokens",
+    "completion_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+    "draft_tokens",
+    "draft_tokens_accepted",
+)
 
 
 class Traffic:
@@ -47,12 +59,13 @@ class Account:
         """Take note of an event of the generation, from the engine or the chat client."""
         if isinstance(item, Numbered):
             item = item.item
+        item = getattr(item, "item", item)  # of one of several choices
         usage = getattr(item, "usage", None)
         if usage is not None:
-            self.usage = usage
+            self.usage = usage if self.usage is None else _together(self.usage, usage)
             reason = getattr(item, "finish_reason", None) or getattr(item, "reason", None)
             self.reason = None if reason is None else str(reason)
-        elif self._flowing or isinstance(item, Progress):
+        elif self._flowing or isinstance(item, (Progress, PromptLogprobs)):
             return
         elif isinstance(item, Started):
             self.tell("started", prompt_tokens=item.prompt_tokens, cached_tokens=item.cached_tokens)
@@ -95,6 +108,15 @@ class Account:
             "tg": round(timings["predicted_per_second"], 1),
             "drafts": drafts if usage.draft_tokens else None,
         }
+
+
+def _together(one: Usage, other: Usage) -> Usage:
+    """What two choices took: tokens add up, durations ran side by side."""
+    return replace(
+        one,
+        **{name: getattr(one, name) + getattr(other, name) for name in _COUNTS},
+        **{name: max(getattr(one, name), getattr(other, name)) for name in _DURATIONS},
+    )
 
 
 def account_of(scope: Scope) -> Account:

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from civetta.api.accounting import server_timing, timings_payload, usage_payload
+from civetta.api.accounting import LiveTimings, server_timing, timings_payload, usage_payload
 from civetta.api.choices import Choices, ChoicesEncoder, check_choices
 from civetta.api.delivery import Delivery, broken_off
 from civetta.api.fields import (
@@ -31,6 +31,7 @@ from civetta.engine.protocol import (
     Event,
     Finished,
     GenerateRequest,
+    Progress,
     PromptLogprobs,
     Started,
     TokenEvent,
@@ -55,6 +56,7 @@ class CompletionFields(SharedFields, kw_only=True):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
+    return_progress: bool | None = None
 
     def check(self) -> None:
         """Refuse what is not supported; raises RequestInvalid naming the field."""
@@ -93,6 +95,7 @@ async def completions(request: Request) -> Delivery[Event] | Delivery[Numbered[E
             tokenizer=engine.tokenizer if fields.echo or fields.logprobs is not None else None,
             echo=bool(fields.echo),
             include_usage=one and fields.wants_usage,
+            include_progress=bool(fields.return_progress),
         )
         for index, spec in enumerate(asked)
     ]
@@ -123,7 +126,9 @@ class CompletionEncoder:
         tokenizer: Tokenizer | None,
         echo: bool,
         include_usage: bool,
+        include_progress: bool = False,
     ) -> None:
+        self._timings = LiveTimings() if include_progress else None
         self._base, self._asked, self._index = base, asked, index
         self._tokenizer, self._include_usage = tokenizer, include_usage
         counts = asked.sampling.logprobs is not None and tokenizer is not None
@@ -141,6 +146,12 @@ class CompletionEncoder:
 
     def frames(self, item: Event) -> bytes:
         """A chunk for each token that has something to say, the last with reason and timings."""
+        if self._timings is not None and isinstance(item, (Started, Progress)):
+            self._timings.see(item)
+            if isinstance(item, Progress):
+                progress = self._timings.progress(item)
+                chunk = {"choices": [self._choice("", None, None)], "prompt_progress": progress}
+                return event({**self._base, **chunk})
         if not isinstance(item, Finished):
             text = self._take(item)
             logprobs = self._logprobs and self._logprobs.take()
