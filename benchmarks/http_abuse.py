@@ -30,7 +30,7 @@ FLAGS = ("-p", "0", "-j", "8", "-c", "2048", "--log-level", "error")
 READER = {"prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 1500, "temperature": 0}
 NESTED = b'{"prompt":' + b"[" * 120 + b"]" * 120 + b"}"
 MANY = b'{"prompt":[' + b"[]," * 130_000 + b"[]]}"
-NUMBERS = b'{"prompt":[' + b"1," * 1_040_000 + b"1]}"
+NUMBERS = b'{"prompt":[' + b"1," * 520_000 + b"1]}"
 TEXT = b'{"prompt":"' + b"y" * ((8 << 20) - 64) + b'"}'
 LARGE = b"z" * (9 << 20)
 
@@ -163,7 +163,7 @@ ABUSES: dict[str, Callable[..., str] | None] = {
     "9 MiB, over the limit": posts(LARGE),
     "8 MiB of text, as a prompt": posts(TEXT),
     "130,000 arrays": posts(MANY),
-    "1,040,000 numbers": posts(NUMBERS),
+    "520,000 numbers": posts(NUMBERS),
     "120 levels": posts(NESTED),
     "header flood": header_flood,
     "clients that hang up": hangs_up,

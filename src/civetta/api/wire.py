@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_DEPTH = 128
 MAX_CONTAINERS = 1 << 17
-MAX_VALUES = 1 << 20
-"""Arrays and objects of one body, and commas: far more than a context's worth of messages or ids.
+MAX_VALUES = 1 << 19
+"""Arrays and objects of one body, and commas: more than a context's worth of messages or token ids.
 Parsing holds the interpreter, so that what it may meet is bounded before."""
 SHOWN_CHARS = 200
 SMALL_BODY_BYTES = 65_536
