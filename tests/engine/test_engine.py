@@ -286,7 +286,8 @@ def test_even_the_thread_s_death_leaves_nobody_waiting(monkeypatch):
 
 def test_close_ends_what_runs_and_refuses_what_waits():
     model = FakeModel(lambda ids: 97)
-    engine = engine_of(model, context_tokens=10**9, max_unread=10**9)
+    alone = EngineOptions(sessions=1)
+    engine = engine_of(model, context_tokens=10**9, max_unread=10**9, options=alone)
     running = engine.submit(ask("x"))
     events = iter(running)
     assert isinstance(next(events), Started)
