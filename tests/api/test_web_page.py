@@ -62,7 +62,7 @@ def test_the_record_of_the_build_is_not_served():
 
 @pytest.mark.parametrize("path", sorted(TYPES))
 def test_the_page_needs_no_key_and_answers_before_the_model_is_there(path):
-    app = app_of(None, **server(api_key="sesame", max_connections=1))
+    app = app_of(None, **server(api_key=("sesame",), max_connections=1))
     assert request(app, "GET", path).status_code == 200
     head = request(app, "HEAD", path)
     assert (head.status_code, head.content) == (200, b"")

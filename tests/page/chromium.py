@@ -138,12 +138,16 @@ class Browser:
 
 
 class Page:
-    """One tab. `problems` gathers what the console and the browser complain of."""
+    """One tab.
+
+    `problems` gathers what the console and the browser complain of, `sent` method and address of
+    each request.
+    """
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
         self.problems: list[str] = []
-        self.urls: list[str] = []
+        self.sent: list[tuple[str, str]] = []
 
     def prepare(self) -> None:
         """Have events sent; a desktop window."""
@@ -160,7 +164,7 @@ class Page:
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
             self.problems.append(str(params["args"]))
         elif method == "Network.requestWillBeSent":
-            self.urls.append(params["request"]["url"])
+            self.sent.append((params["request"]["method"], params["request"]["url"]))
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """One command to this tab."""

@@ -5,6 +5,7 @@ const KEPT_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image
 export const MAX_BYTES = 1_000_000;
 export const MAX_EDGE = 2048;
 const QUALITIES = [0.92, 0.8, 0.6];
+const SHRINK = 0.7;
 
 /** The data URL of a picture file. Throws an Error with a sentence where the browser cannot read it. */
 export async function pictureOf(file: Blob, name: string): Promise<string> {
@@ -30,7 +31,15 @@ export function pictureFiles(list: DataTransfer | FileList | null): File[] {
 }
 
 async function smaller(bitmap: ImageBitmap, type: string): Promise<Blob> {
-  const scale = Math.min(1, MAX_EDGE / Math.max(bitmap.width, bitmap.height));
+  for (let edge = MAX_EDGE; ; edge *= SHRINK) {
+    const fitting = await fittingAt(edge, bitmap, type);
+    if (fitting) return fitting;
+  }
+}
+
+/** The picture with this longest edge at most, or null where it is too many bytes still. */
+async function fittingAt(edge: number, bitmap: ImageBitmap, type: string): Promise<Blob | null> {
+  const scale = Math.min(1, edge / Math.max(bitmap.width, bitmap.height));
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(bitmap.width * scale));
   canvas.height = Math.max(1, Math.round(bitmap.height * scale));
@@ -43,12 +52,11 @@ async function smaller(bitmap: ImageBitmap, type: string): Promise<Blob> {
   context.globalCompositeOperation = "destination-over"; // JPEG has no transparency
   context.fillStyle = "#fff";
   context.fillRect(0, 0, canvas.width, canvas.height);
-  let jpeg: Blob | null = null;
   for (const quality of QUALITIES) {
-    jpeg = await encoded(canvas, "image/jpeg", quality);
-    if (jpeg.size <= MAX_BYTES) break;
+    const jpeg = await encoded(canvas, "image/jpeg", quality);
+    if (jpeg.size <= MAX_BYTES) return jpeg;
   }
-  return jpeg!;
+  return null;
 }
 
 function encoded(canvas: HTMLCanvasElement, type: string, quality?: number): Promise<Blob> {

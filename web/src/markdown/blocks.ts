@@ -104,7 +104,7 @@ class Reader {
     const inner: string[] = [];
     for (; this.at < this.lines.length; this.at += 1) {
       if (QUOTE.test(this.line)) inner.push(this.line.replace(QUOTE, ""));
-      else if (isBlank(this.line) || interrupts(this.line)) break;
+      else if (isBlank(this.line) || interrupts(this.line) || startsList(this.line)) break;
       else inner.push(this.line);
     }
     return { kind: "quote", blocks: blocksOf(inner, this.depth + 1) };
@@ -170,7 +170,8 @@ class Reader {
     for (this.at += 2; this.at < this.lines.length; this.at += 1) {
       if (isBlank(this.line) || !this.line.includes("|")) break;
       const row = cells(this.line);
-      rows.push(head.map((_, index) => row[index] ?? ""));
+      const rest = row.slice(head.length - 1).join(" | "); // no word is lost to a missing column
+      rows.push(head.map((_, index) => (index === head.length - 1 ? rest : (row[index] ?? ""))));
     }
     return { kind: "table", align, head, rows };
   }

@@ -36,6 +36,7 @@ export interface Snapshot {
   replySeconds: number | null;
   running: number | null;
   waiting: number | null;
+  requests: number | null;
   sessionTokens: number | null;
   kvShare: number | null;
   cachedTokens: number | null;
@@ -70,6 +71,7 @@ export function snapshotOf(text: string, atMs: number): Snapshot {
     replySeconds: first("tokens_predicted_seconds_total"),
     running: first("requests_processing"),
     waiting: first("requests_deferred"),
+    requests: first("requests_total"),
     sessionTokens: first("kv_cache_tokens"),
     kvShare: first("kv_cache_usage_ratio"),
     cachedTokens: first("prompt_tokens_cached_total"),

@@ -18,6 +18,8 @@ export interface ModelCard {
   parameters: number | null;
   format: string | null;
   device: string | null;
+  /** Whether it looks at pictures; true where the server does not say. */
+  pictures: boolean;
 }
 
 /** Asks the person for the key; resolves to null when they would rather not. */
@@ -72,6 +74,7 @@ export class Client {
       parameters: numberOf(meta.n_params),
       format: textOf(meta.format),
       device: textOf(meta.device),
+      pictures: !Array.isArray(entry.modalities) || entry.modalities.includes("image"),
     };
   }
 

@@ -5,6 +5,7 @@ import { ServerError } from "../server/client.ts";
 import { type ReplyPart, chatBody, streamReply } from "../server/reply.ts";
 import type { Archive } from "./archive.ts";
 import { Store } from "./store.ts";
+import { Throttle } from "./throttle.ts";
 import type { Conversation, Message, Settings } from "./types.ts";
 
 const FLUSH_MS = 33; // how often a stream is drawn
@@ -128,21 +129,21 @@ export class Chats {
 
   private async stream(id: string, run: Run, draft: Draft): Promise<void> {
     const body = chatBody(draft.asked, this.settings());
-    let shownMs = 0;
-    let savedMs = Date.now();
     let progress = 0;
+    const show = new Throttle(FLUSH_MS, () => this.show(id, draft, progress));
+    const save = new Throttle(SAVE_MS, () => this.keep(this.find(id)));
     this.keep(this.find(id));
-    for await (const part of streamReply(this.client, body, run.controller.signal)) {
-      if (part.kind === "id") run.requestId = part.requestId;
-      if (part.kind === "progress") progress = part.share;
-      draft.take(part, Date.now() - run.startedMs);
-      const now = Date.now();
-      if (now - shownMs < FLUSH_MS) continue;
-      shownMs = now;
-      this.show(id, draft, progress);
-      if (now - savedMs < SAVE_MS) continue;
-      savedMs = now;
-      this.keep(this.find(id));
+    try {
+      for await (const part of streamReply(this.client, body, run.controller.signal)) {
+        if (part.kind === "id") run.requestId = part.requestId;
+        if (part.kind === "progress") progress = part.share;
+        draft.take(part, Date.now() - run.startedMs);
+        show.ask();
+        save.ask();
+      }
+    } finally {
+      show.cancel();
+      save.cancel();
     }
   }
 

@@ -41,7 +41,10 @@ export function App({ client, chats, settings: settingsStore, keyQuestion }: App
   const conversation = chats.current;
   const busy = conversation !== null && conversation.id in state.running;
 
-  useEscape(() => (menu ? setMenu(false) : conversation && chats.stop(conversation.id)));
+  useEscape(() => {
+    if (menu) setMenu(false);
+    else if (chats.current) chats.stop(chats.current.id);
+  });
 
   return (
     <div class={`app${menu ? " menu-open" : ""}${monitor ? " monitor-open" : ""}`}>
@@ -90,11 +93,12 @@ export function App({ client, chats, settings: settingsStore, keyQuestion }: App
         {conversation ? (
           <Thread chats={chats} state={state} conversation={conversation} />
         ) : (
-          <Welcome onPick={(text) => void chats.send(text, [])} />
+          <Welcome pictures={model?.pictures ?? false} onPick={(text) => void chats.send(text, [])} />
         )}
         <div id="message">
           <Composer
             busy={busy}
+            pictures={model?.pictures ?? true}
             focusKey={state.currentId ?? ""}
             onSend={(text, pictures) => void chats.send(text, pictures)}
             onStop={() => conversation && chats.stop(conversation.id)}
@@ -131,11 +135,11 @@ const EXAMPLES = [
 /** As the page itself names it: with the version that lets the browser keep it. */
 const ICON = document.querySelector<HTMLLinkElement>("link[rel=icon]")?.href;
 
-function Welcome({ onPick }: { onPick: (text: string) => void }) {
+function Welcome({ pictures, onPick }: { pictures: boolean; onPick: (text: string) => void }) {
   return (
     <div class="welcome">
       <img src={ICON} alt="" width="72" height="72" />
-      <p>Ask something. Pictures can be pasted, dropped or picked.</p>
+      <p>Ask something.{pictures && " Pictures can be pasted, dropped or picked."}</p>
       <div class="examples">
         {EXAMPLES.map((text) => (
           <button type="button" key={text} onClick={() => onPick(text)}>

@@ -7,6 +7,8 @@ import { Icon } from "./icons.tsx";
 
 interface Props {
   busy: boolean;
+  /** Whether the model looks at pictures. */
+  pictures: boolean;
   /** Changes where another conversation is opened: the box gets the focus. */
   focusKey: string;
   onSend: (text: string, pictures: string[]) => void;
@@ -15,9 +17,9 @@ interface Props {
 
 const MAX_HEIGHT_PX = 220;
 
-export function Composer({ busy, focusKey, onSend, onStop }: Props) {
+export function Composer({ busy, pictures: seesPictures, focusKey, onSend, onStop }: Props) {
   const [text, setText] = useState("");
-  const { pictures, problem, add, drop, clear } = usePictures();
+  const { pictures, problem, add, drop, clear } = usePictures(seesPictures);
   const area = useRef<HTMLTextAreaElement>(null);
   const dragging = useDropTarget(add);
 
@@ -75,7 +77,7 @@ export function Composer({ busy, focusKey, onSend, onStop }: Props) {
         </ul>
       )}
       <div class="box">
-        <PictureButton onFiles={add} />
+        {seesPictures ? <PictureButton onFiles={add} /> : <span class="indent" />}
         <textarea
           ref={area}
           rows={1}
@@ -136,11 +138,13 @@ function PictureButton({ onFiles }: { onFiles: (files: File[]) => Promise<void> 
   );
 }
 
-function usePictures() {
+function usePictures(allowed: boolean) {
   const [pictures, setPictures] = useState<string[]>([]);
   const [problem, setProblem] = useState("");
   const add = async (files: File[]) => {
-    setProblem("");
+    if (!files.length) return;
+    setProblem(allowed ? "" : "This model does not look at pictures.");
+    if (!allowed) return;
     for (const file of files) {
       try {
         const url = await pictureOf(file, file.name);

@@ -29,7 +29,8 @@ function UserMessage({ message, busy, onEdit }: { message: Message } & Actions) 
     if (text !== null) onEdit(text);
   };
   return (
-    <article class="message user" aria-label="You">
+    <article class="message user">
+      <h2 class="offscreen">You</h2>
       {message.pictures.length > 0 && (
         <div class="pictures">
           {message.pictures.map((url, index) => (
@@ -76,7 +77,8 @@ function Editor({ text, onDone }: { text: string; onDone: (text: string | null) 
 function AssistantMessage({ message, progress, busy, onAgain }: { message: Message; progress: number | undefined } & Actions) {
   const running = message.ending === "running";
   return (
-    <article class="message assistant" aria-label="civetta" aria-busy={running}>
+    <article class="message assistant" aria-busy={running}>
+      <h2 class="offscreen">civetta</h2>
       {message.thought && <Thought message={message} />}
       {message.text && <Markdown source={message.text} />}
       {message.calls.map((call, index) => (

@@ -40,7 +40,7 @@ function Figures({ looks, now, slots }: { looks: Snapshot[]; now: Snapshot; slot
       </Group>
       {slots !== null && slots.length > 0 && <Sessions slots={slots} />}
       <Group name="Cache">
-        <Row name="Prompts that hit" value={share(found, found + (now.misses ?? 0))} show={percent} />
+        <Row name="Prompts that hit" value={share(found, now.requests ?? found + (now.misses ?? 0))} show={percent} />
         <Row name="from RAM" value={now.hitsRam} show={whole} />
         <Row name="from disk" value={now.hitsDisk} show={whole} />
         <Row name="Tokens reused" value={now.cachedTokens} show={whole} />
