@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def test_package_files_are_empty() -> None:
 def test_imports_without_torch(module: str) -> None:
     code = f"import sys, {module}; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by their bare names: of two alike it collects neither."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_files_stay_small() -> None:
