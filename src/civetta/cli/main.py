@@ -22,6 +22,7 @@ from civetta.errors import CivettaError, OutputFailed, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
@@ -129,10 +130,10 @@ def run(arguments: Sequence[str]) -> int:
         status = _invoke(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        _abandon_stdout()
+        _abandon(sys.stdout)
         return EXIT_BROKEN_PIPE
     except OSError as error:  # of the flush
-        _abandon_stdout()
+        _abandon(sys.stdout)
         return _tell(OutputFailed.at("stdout", error))
     return status
 
@@ -155,7 +156,7 @@ def _invoke(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in _WRITE_FAULTS:
             return _tell_fault(error)
-        _abandon_stdout()
+        _abandon(sys.stdout)
         return _tell(OutputFailed.at("stdout", error))
     except Exception as error:  # noqa: BLE001 - the root of the process: tells, then ends it
         return _tell_fault(error)
@@ -173,8 +174,10 @@ def _tell(error: CivettaError) -> int:
 
 
 def _say(code: str, message: str) -> None:
-    with contextlib.suppress(OSError):
+    try:
         print(f"civetta: error[{code}]: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        _abandon(sys.stderr)
 
 
 def _sentence(error: click.UsageError) -> str:
@@ -189,8 +192,8 @@ def _sentence(error: click.UsageError) -> str:
     return f"{text} See {path} --help."
 
 
-def _abandon_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's own flush at exit stays quiet."""
+def _abandon(stream: TextIO) -> None:
+    """Point a stream at nothing, so that the interpreter's own flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
