@@ -120,7 +120,7 @@ def test_a_fault_of_ours_is_told_too(civetta, boom):
 )
 def test_interrupts_and_closed_pipes_are_quiet(civetta, boom, monkeypatch, error, status):
     boom(error)
-    monkeypatch.setattr(main_module, "_abandon_stdout", lambda: None)
+    monkeypatch.setattr(main_module, "_abandon", lambda _: None)
     assert civetta("boom") == (status, "", "")
 
 
