@@ -167,9 +167,9 @@ def test_a_failing_gather_leaves_the_one_beside_it_alone(store, table):
 @pytest.mark.parametrize("short", [1, 100, 4095, 4096, 9000])
 def test_short_answers_are_read_on(store, table, short):
     rows = np.arange(3000)
-    # two at most: all of them may fall on one piece, and a piece that stays short is an error
-    store.reader.inject(Fault(short_bytes=short, count=2))
-    assert np.array_equal(gather(store, rows), table.stored_RB)
+    for _ in range(2):  # one at a time: two may fall on one piece, and the same twice is the end
+        store.reader.inject(Fault(short_bytes=short, count=1))
+        assert np.array_equal(gather(store, rows), table.stored_RB)
     assert store.reader.stats()["retries"] >= 2
 
 
