@@ -11,11 +11,7 @@ from civetta.log import format_event, log_event, set_up_logging
 
 @pytest.fixture
 def stream():
-    out = io.StringIO()
-    yield out
-    logging.getLogger("civetta").handlers.clear()
-    logging.getLogger("civetta").setLevel(logging.NOTSET)
-    logging.getLogger("civetta").propagate = True
+    return io.StringIO()
 
 
 def test_an_event_is_one_line_with_its_fields(stream):

@@ -457,6 +457,11 @@ class ServerOptions:
         high=36_500,
     )
 
+    @property
+    def drop_unknown(self) -> bool:
+        """Whether unknown request fields are dropped and named, instead of refused."""
+        return self.unknown_fields == "warn"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:

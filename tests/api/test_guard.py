@@ -115,7 +115,6 @@ def test_a_fault_of_ours_is_a_500_without_details(caplog):
 
     engine = FakeEngine()
     engine.submit = explode
-    logging.getLogger("civetta").propagate = True
     response = request(app_of(engine), "POST", "/v1/completions", body={"prompt": "x"})
     assert response.status_code == 500
     error = error_of(response)
@@ -126,7 +125,6 @@ def test_a_fault_of_ours_is_a_500_without_details(caplog):
 
 
 def test_requests_are_logged_without_their_text(caplog):
-    logging.getLogger("civetta").propagate = True
     with caplog.at_level(logging.DEBUG, logger="civetta"):
         request(
             app_of(FakeEngine("REPLYTEXT"), **server(api_key=("sesame",))),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 schemathesis = pytest.importorskip("schemathesis")
@@ -35,15 +33,6 @@ OPERATIONS = [
     for endpoint in ENDPOINTS
     for mode in ((POSITIVE, NEGATIVE) if endpoint.body else (POSITIVE,))
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), OPERATIONS)

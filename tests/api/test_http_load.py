@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +19,6 @@ from fake_engine import FakeEngine
 pytestmark = pytest.mark.timeout(120)
 PROMPT = "0123456789"
 CHUNK = 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 class Gate:

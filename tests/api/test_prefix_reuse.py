@@ -6,7 +6,6 @@ Each reply is compared with the one of a server without a cache.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import contextmanager
 
 import pytest
@@ -19,15 +18,6 @@ from civetta.options import CacheOptions, EngineOptions, ModelOptions, Settings
 pytestmark = pytest.mark.timeout(120)
 SYSTEM = {"role": "system", "content": "You are careful. " * 12}
 FACTS = "One fact after another is told here, and none of them matters. "
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

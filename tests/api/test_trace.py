@@ -37,11 +37,8 @@ BODIES = [
 @pytest.fixture
 def lines(caplog):
     """Lines of the request log."""
-    logger = logging.getLogger("civetta")
-    propagate, logger.propagate = logger.propagate, True
     caplog.set_level(logging.DEBUG, logger="civetta")
-    yield lambda: [r.getMessage() for r in caplog.records if r.getMessage().startswith("request ")]
-    logger.propagate = propagate
+    return lambda: [r.getMessage() for r in caplog.records if r.getMessage().startswith("request ")]
 
 
 def records(path):

@@ -36,7 +36,7 @@ def test_disk_is_asked_when_it_reaches_deeper(tiny_trunk, tmp_path):
     world.close()
 
 
-def test_damage_costs_time_only(tiny_trunk, tmp_path, cache_log):
+def test_damage_costs_time_only(tiny_trunk, tmp_path, caplog):
     talk = random_ids(300, 1)
     world = World(tiny_trunk, folder=tmp_path)
     assert_turn(world, talk, [1])
@@ -53,7 +53,7 @@ def test_damage_costs_time_only(tiny_trunk, tmp_path, cache_log):
     while not restore.advance():
         restore.wait(10)
     assert (restore.tokens, restore.miss, session.position) == (0, MissReason.DAMAGED, 0)
-    assert "cache_entry_dropped" in cache_log.text
+    assert "cache_entry_dropped" in caplog.text
     session.close()
     assert world.cache.stats().damaged_total == 1
     assert_turn(world, talk, [1])  # meets the other damaged state, and computes everything

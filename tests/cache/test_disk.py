@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 
@@ -26,11 +25,6 @@ from civetta.state.snapshot import SmallState
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
 PAGE_TOKENS, PAGE_BYTES = 64, 96
-
-
-@pytest.fixture(autouse=True)
-def _log_reaches_caplog():
-    logging.getLogger("civetta").propagate = True
 
 
 def small(tokens, seed=0):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -9,7 +8,7 @@ from civetta.cli import engine_setup
 from civetta.cli.main import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fake_engine import FakeEngine
 
@@ -21,13 +20,9 @@ class Result(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOST", "PORT", "CIVETTA_CONFIG", "CIVETTA_HOST", "CIVETTA_PORT"):
         monkeypatch.delenv(name, raising=False)
-    yield
-    logging.getLogger("civetta").handlers.clear()
-    logging.getLogger("civetta").setLevel(logging.NOTSET)
-    logging.getLogger("civetta").propagate = True
 
 
 @pytest.fixture

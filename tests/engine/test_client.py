@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -34,15 +33,6 @@ ASK = Conversation(messages=(text_message("user", "hello"),))
 ASK_TOOLS = Conversation(messages=(text_message("user", "hello"),), tools=(TOOL,))
 GREEDY = SamplingOverrides(temperature=0, presence_penalty=0)
 NO_THINKING = TemplateOptions(enable_thinking=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 class Desk:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import random
 import subprocess
 import sys
@@ -46,15 +45,6 @@ from engine.fakes import (
 
 pytestmark = pytest.mark.timeout(60)
 BUSY = EngineOptions(max_pending=1000, prefill_batch=4, prefill_chunk=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from dataclasses import replace
@@ -22,15 +21,6 @@ from engine.snapshot_cache import SnapshotCache
 
 pytestmark = pytest.mark.timeout(120)
 CONTEXT = 640
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

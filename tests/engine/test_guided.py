@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from dataclasses import replace
 
@@ -74,15 +73,6 @@ ASKED = [
     {"constraint": WORD, "sampling": WARM, "stop": (",",)},
     {"constraint": CALLS, "sampling": GREEDY, "thinking": True, "thinking_budget": 0},
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

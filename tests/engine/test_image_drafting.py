@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 import pictures
@@ -30,15 +28,6 @@ ASKED = [
     (WIDE, "and then ", RED, " and so on and so on and so on"),
     ("abc abc abc abc ", BLUE),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 
@@ -33,15 +31,6 @@ from civetta.types import SamplingOverrides
 pytestmark = pytest.mark.timeout(120)
 SEEDED = SamplingOverrides(temperature=1.0, seed=5)
 RED, BLUE = (pictures.encoded(pictures.flat(96, 64, colour)) for colour in ("red", "blue"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 import pictures
@@ -23,15 +21,6 @@ RED, BLUE, GREEN = (
 )
 OPTIONS = ReplyOptions(sampling=SamplingOverrides(temperature=1.0, seed=5), max_tokens=8)
 LONG = "Once upon a time there was a picture. " * 4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

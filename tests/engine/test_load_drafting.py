@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 import tiny as writers
@@ -19,15 +17,6 @@ TINY = writers.make(2)
 REQUEST = ask(
     [*range(40, 60)] * 3, sampling=SamplingParams(temperature=0.8, seed=5, top_k=8), max_tokens=12
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -43,17 +43,6 @@ pytestmark = pytest.mark.timeout(60)
 TOKENIZER = ByteTokenizer()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level, propagate = logger.level, logger.propagate
-    logger.setLevel(logging.CRITICAL)
-    logger.propagate = True
-    yield
-    logger.setLevel(level)
-    logger.propagate = propagate
-
-
 class Bench:
     """A loop with a fake model, a manual clock and readers that keep what they got."""
 

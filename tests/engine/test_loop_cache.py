@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,15 +31,6 @@ from engine.fakes import (
 pytestmark = pytest.mark.timeout(60)
 TOKENIZER = ByteTokenizer()
 LONG = [1 + i % 200 for i in range(600)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 class Bench:

@@ -69,8 +69,7 @@ def test_everything_fits():
     assert made.total_bytes == 4 * SIZES.session_bytes + 400 * SIZES.page_bytes
 
 
-def test_sessions_share_what_does_not_fit_whole(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("civetta"), "propagate", True)
+def test_sessions_share_what_does_not_fit_whole(caplog):
     made = plan(650_000_000)
     assert made.pages == 250
     with caplog.at_level(logging.INFO, "civetta"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from civetta.chat.message import Conversation, text_message
@@ -18,15 +16,6 @@ from engine.fakes import ask
 pytestmark = pytest.mark.timeout(120)
 PROMPT = list(range(1, 151))
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=7, repeat_penalty=1.1, presence_penalty=1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

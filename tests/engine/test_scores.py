@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 
@@ -16,15 +14,6 @@ from engine.snapshot_cache import SnapshotCache
 pytestmark = pytest.mark.timeout(120)
 PROMPT = tuple(int(i) for i in np.random.default_rng(3).integers(0, 256, 150))
 GREEDY = SamplingParams(temperature=0, logprobs=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from engine.fakes import ByteTokenizer, FakeModel, ask, info, says, wait_until
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_one_stall_is_told_once_and_its_end_too(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("civetta"), "propagate", True)
+def test_one_stall_is_told_once_and_its_end_too(caplog):
     ages = iter([0.0, 3.0, 11.0, 14.0, 2.0, 12.0])
     now = [0.0]
     watch = StallWatch(lambda: now[0], timeout_s=10.0, whose=lambda: ["r1", "r2"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from functools import partial
 
 import pytest
@@ -32,15 +31,6 @@ OBJECT = AnswerFormat(
     schema={"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "type": "object"},
 )
 PLAIN = TemplateOptions(enable_thinking=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

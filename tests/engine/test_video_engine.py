@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 import clips
@@ -24,15 +22,6 @@ OPTIONS = ReplyOptions(sampling=SamplingOverrides(temperature=1.0, seed=5), max_
 RED = pictures.encoded(pictures.flat(96, 64, "red"))
 MP4 = clips.encoded(clips.greys(16))
 DARK = clips.encoded(clips.greys(16)[::-1])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logger = logging.getLogger("civetta")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from civetta.api.accounting import timings_payload
-from civetta.api.choices import Numbered
+from civetta.api.choices import Numbered, together
 from civetta.engine.protocol import Progress, PromptLogprobs, Started
 
 if TYPE_CHECKING:
@@ -20,17 +19,6 @@ if TYPE_CHECKING:
     from civetta.api.trace import Trace
     from civetta.errors import CivettaError
     from civetta.types import Usage
-
-
-_DURATIONS = ("queue_s", "prefill_s", "decode_s")
-_COUNTS = (
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "reasoning_tokens",
-    "draft_tokens",
-    "draft_tokens_accepted",
-)
 
 
 class Traffic:
@@ -59,10 +47,11 @@ class Account:
         """Take note of an event of the generation, from the engine or the chat client."""
         if isinstance(item, Numbered):
             item = item.item
-        item = getattr(item, "item", item)  # of one of several choices
         usage = getattr(item, "usage", None)
         if usage is not None:
-            self.usage = usage if self.usage is None else _together(self.usage, usage)
+            self.usage = (
+                usage if self.usage is None else together((self.usage, usage), per_prompt=1)
+            )
             reason = getattr(item, "finish_reason", None) or getattr(item, "reason", None)
             self.reason = None if reason is None else str(reason)
         elif self._flowing or isinstance(item, (Progress, PromptLogprobs)):
@@ -108,15 +97,6 @@ class Account:
             "tg": round(timings["predicted_per_second"], 1),
             "drafts": drafts if usage.draft_tokens else None,
         }
-
-
-def _together(one: Usage, other: Usage) -> Usage:
-    """What two choices took: tokens add up, durations ran side by side."""
-    return replace(
-        one,
-        **{name: getattr(one, name) + getattr(other, name) for name in _COUNTS},
-        **{name: max(getattr(one, name), getattr(other, name)) for name in _DURATIONS},
-    )
 
 
 def account_of(scope: Scope) -> Account:

@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from civetta.api.accounting import server_timing, timings_payload, usage_payload
+from civetta.api.accounting import LiveTimings, server_timing, timings_payload, usage_payload
 from civetta.api.asking import client_for, options_for
 from civetta.api.chat_fields import ChatFields, conversation_of, template_options
 from civetta.api.choices import Choices, ChoicesEncoder, check_choices
@@ -38,8 +38,7 @@ async def chat_completions(request: Request) -> Delivery[Any]:
     settings: Settings = request.app.state.settings
     fields, dropped = await read_request(request, ChatFields)
     fields.check()
-    if fields.model is not None:
-        check_model(request, fields.model)
+    check_model(request, fields.model)
     conversation, unused = conversation_of(
         fields, allow_image_urls=settings.server.allow_image_urls
     )
@@ -114,10 +113,8 @@ class ChatEncoder:
         self._ids, self._index = ids, index
         self._tokens = tokens
         self._include_usage = include_usage
-        self._include_progress = include_progress
         self._timeout_s = timeout_s
-        self._began_s = time.monotonic()
-        self._cached_tokens = 0
+        self._timings = LiveTimings() if include_progress else None
         self._logprobs: list[dict[str, Any]] = []
         self._end: ReplyEnd | None = None
 
@@ -125,10 +122,13 @@ class ChatEncoder:
         """The role, then a chunk for each delta, then reason and timings, then usage if asked."""
         match item:
             case Started():
-                self._cached_tokens = item.cached_tokens
+                if self._timings is not None:
+                    self._timings.see(item)
                 return self._chunk({"role": "assistant", "content": ""})
             case Progress():
-                return self._progress(item) if self._include_progress else b""
+                if self._timings is None:
+                    return b""
+                return self._chunk({}, prompt_progress=self._timings.progress(item))
             case ReplyDelta():
                 return self._deltas(item)
             case ReplyEnd():
@@ -199,15 +199,6 @@ class ChatEncoder:
             "choices": [],
             "usage": usage_payload(usage),
         }
-
-    def _progress(self, item: Progress) -> bytes:
-        progress = {
-            "total": item.prompt_tokens,
-            "cache": self._cached_tokens,
-            "processed": item.processed_tokens,
-            "time_ms": round((time.monotonic() - self._began_s) * 1000),
-        }
-        return self._chunk({}, prompt_progress=progress)
 
     def _chunk(
         self, delta: dict[str, Any], *, reason: str | None = None, logprobs: Any = None, **more: Any

@@ -17,15 +17,13 @@ from civetta.api.fields import (
     budget_of,
     logprobs_in_range,
     neutral,
-    sampling_of,
-    stops_of,
 )
 from civetta.api.logprobs import LegacyLogprobs
+from civetta.api.plain_request import plain_request
 from civetta.api.prompt_ids import several_prompt_ids
-from civetta.api.service import check_model, client_of, engine_of, model_id, timeout_of
+from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import event, ignored_header, read_request
 from civetta.chat.tokenizer import IncrementalDecoder
-from civetta.decode.presets import resolve, server_overrides
 from civetta.engine.client import choices_of, submit_all
 from civetta.engine.protocol import (
     Event,
@@ -74,8 +72,7 @@ async def completions(request: Request) -> Delivery[Event] | Delivery[Numbered[E
     engine = engine_of(request)
     fields, dropped = await read_request(request, CompletionFields)
     fields.check()
-    if fields.model is not None:
-        check_model(request, fields.model)
+    check_model(request, fields.model)
     prompts = await several_prompt_ids(engine, fields.prompt)
     n = check_choices(fields.n, prompts=len(prompts), best_of=fields.best_of)
     first = _generate_request(request, fields)
@@ -239,25 +236,14 @@ class CompletionEncoder:
 def _generate_request(request: Request, fields: CompletionFields) -> GenerateRequest:
     """The request without its prompt."""
     settings: Settings = request.app.state.settings
-    sampling = resolve(
-        sampling_of(fields),
-        server_overrides(settings.sampling),
-        thinking=settings.reasoning.think != "off",
+    budget: int | None = 0  # an echo alone
+    if not fields.echo or fields.max_tokens != 0:
+        budget = budget_of(settings.sampling.max_tokens, max_tokens=fields.max_tokens)
+    return plain_request(
+        request,
+        fields,
+        max_tokens=budget,
         logprobs=fields.logprob_count,
         logit_bias=bias_of(fields.logit_bias),
-    )
-    only_echo = bool(fields.echo) and fields.max_tokens == 0
-    return GenerateRequest(
-        request_id=request.state.request_id,
-        prompt_ids=(),
-        sampling=sampling,
-        max_tokens=0
-        if only_echo
-        else budget_of(settings.sampling.max_tokens, max_tokens=fields.max_tokens),
-        stop=stops_of(fields.stop),
-        ignore_eos=bool(fields.ignore_eos),
-        timeout_s=timeout_of(settings),
-        use_cache=fields.cache_prompt is not False,
-        client_id=client_of(request),
         prompt_logprobs=fields.logprob_count if fields.echo else None,
     )

@@ -6,7 +6,7 @@ that a buffered reply has.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from civetta.api.accounting import LiveTimings, server_timing, timings_payload
@@ -16,14 +16,12 @@ from civetta.api.fields import (
     budget_of,
     logprobs_in_range,
     neutral,
-    sampling_of,
-    stops_of,
 )
 from civetta.api.logprobs import llama_entry
+from civetta.api.plain_request import plain_request
 from civetta.api.prompt_ids import mixed_prompt_ids
-from civetta.api.service import check_model, client_of, engine_of, model_id, timeout_of
+from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import event, ignored_header, read_request
-from civetta.decode.presets import resolve, server_overrides
 from civetta.engine.protocol import Event, Finished, GenerateRequest, Progress, TokenEvent
 from civetta.types import FinishReason
 
@@ -96,8 +94,7 @@ async def llama_completion(request: Request) -> Delivery[Event]:
     engine = engine_of(request)
     fields, dropped = await read_request(request, LlamaFields)
     fields.check()
-    if fields.model is not None:
-        check_model(request, fields.model)
+    check_model(request, fields.model)
     prompt_ids = await mixed_prompt_ids(engine, fields.prompt)
     generate = _generate_request(request, fields, prompt_ids)
     encoder = LlamaEncoder(
@@ -269,22 +266,8 @@ def _generate_request(
 ) -> GenerateRequest:
     settings: Settings = request.app.state.settings
     n_probs = logprobs_in_range("n_probs", fields.n_probs or 0)
-    sampling = resolve(
-        sampling_of(fields),
-        server_overrides(settings.sampling),
-        thinking=settings.reasoning.think != "off",
-        logprobs=n_probs or None,
+    budget = budget_of(
+        settings.sampling.max_tokens, n_predict=fields.n_predict, max_tokens=fields.max_tokens
     )
-    return GenerateRequest(
-        request_id=request.state.request_id,
-        prompt_ids=prompt_ids,
-        sampling=sampling,
-        max_tokens=budget_of(
-            settings.sampling.max_tokens, n_predict=fields.n_predict, max_tokens=fields.max_tokens
-        ),
-        stop=stops_of(fields.stop),
-        ignore_eos=bool(fields.ignore_eos),
-        timeout_s=timeout_of(settings),
-        use_cache=fields.cache_prompt is not False,
-        client_id=client_of(request),
-    )
+    asked = plain_request(request, fields, max_tokens=budget, logprobs=n_probs or None)
+    return replace(asked, prompt_ids=prompt_ids)

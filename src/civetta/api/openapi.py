@@ -58,7 +58,7 @@ async def document(request: Request) -> Response:
         openapi(
             request.app.state.endpoints,
             needs_key=bool(options.api_key or options.api_key_file),
-            unknown_refused=options.unknown_fields == "error",
+            unknown_refused=not options.drop_unknown,
         )
     )
 

@@ -18,13 +18,9 @@ async def prompt_ids(engine: EngineClient, prompt: str | list[Any]) -> tuple[int
     Raises RequestInvalid for anything else.
     """
     prompt = _only(prompt)
+    _check(prompt)
     if isinstance(prompt, str):
         return tuple(await asyncio.to_thread(_joined, engine, [prompt]))
-    if not all(map(_is_id, prompt)):
-        raise RequestInvalid(
-            "prompt has to be texts or lists of token ids, one or several.",
-            param="prompt",
-        )
     return tuple(prompt)
 
 
@@ -38,11 +34,8 @@ async def several_prompt_ids(
     several = isinstance(prompt, list) and any(isinstance(item, (str, list)) for item in prompt)
     if not several:
         return [await prompt_ids(engine, prompt)]
-    for item in prompt:
-        if not isinstance(item, str) and not (isinstance(item, list) and all(map(_is_id, item))):
-            raise RequestInvalid(
-                "prompt has to be texts or lists of token ids, one or several.", param="prompt"
-            )
+    for item in prompt:  # all before one is encoded
+        _check(item)
     return [await prompt_ids(engine, item) for item in prompt]
 
 
@@ -78,6 +71,14 @@ def _only(prompt: str | list[Any]) -> str | list[Any]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         return prompt[0]
     return prompt
+
+
+def _check(prompt: object) -> None:
+    if isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_id, prompt))):
+        return
+    raise RequestInvalid(
+        "prompt has to be texts or lists of token ids, one or several.", param="prompt"
+    )
 
 
 def _is_id(item: object) -> bool:

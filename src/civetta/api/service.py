@@ -53,7 +53,7 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{id}: that model. Raises ModelNotFound for another id."""
-    check_model(request, request.path_params["model_id"], param="model")
+    check_model(request, request.path_params["model_id"])
     return json_response(model_entry(model_id(request), engine_of(request).info))
 
 
@@ -76,12 +76,14 @@ def model_id(request: Request) -> str:
     return name or engine_of(request).info.model_id
 
 
-def check_model(request: Request, asked: str, *, param: str = "model") -> None:
-    """Raise ModelNotFound unless `asked` is the model that is served."""
+def check_model(request: Request, asked: str | None) -> None:
+    """Raise ModelNotFound unless `asked` is the model that is served, or left out."""
+    if asked is None:
+        return
     served = model_id(request)
     if asked != served:
         raise ModelNotFound(
-            f"The model {asked[:200]!r} is not served here: use {served!r}.", param=param
+            f"The model {asked[:200]!r} is not served here: use {served!r}.", param="model"
         )
 
 

@@ -78,7 +78,7 @@ async def tokenize(request: Request) -> Response:
     """Token ids of a text, none added; markers of the template count as tokens unless told not to."""
     engine = engine_of(request)
     fields, dropped = await read_request(request, TokenizeFields)
-    _check(request, fields.model)
+    check_model(request, fields.model)
     text = fields.content if fields.content is not None else fields.prompt
     if text is None or (fields.content is not None and fields.prompt not in (None, text)):
         raise RequestInvalid(
@@ -102,7 +102,7 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, control tokens included. Raises RequestInvalid for an unknown id."""
     engine = engine_of(request)
     fields, dropped = await read_request(request, DetokenizeFields)
-    _check(request, fields.model)
+    check_model(request, fields.model)
     highest = max(fields.tokens, default=0)
     if highest >= engine.info.vocab_size:
         raise RequestInvalid(
@@ -124,7 +124,7 @@ async def apply_template(request: Request) -> Response:
     settings: Settings = request.app.state.settings
     fields, dropped = await read_request(request, ChatFields)
     fields.check()
-    _check(request, fields.model)
+    check_model(request, fields.model)
     conversation, unused = conversation_of(
         fields, allow_image_urls=settings.server.allow_image_urls
     )
@@ -132,11 +132,6 @@ async def apply_template(request: Request) -> Response:
     rendered = await asyncio.to_thread(engine.template.render, conversation, options)
     reply = TemplateReply(prompt=rendered.text, thinking=rendered.opens_thinking)
     return json_response(reply, headers=ignored_header(dropped + unused))
-
-
-def _check(request: Request, model: str | None) -> None:
-    if model is not None:
-        check_model(request, model)
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> Piece:

@@ -69,14 +69,13 @@ async def read_request(request: Request, kind: type[T]) -> tuple[T, list[str]]:
     Raises BodyTooLarge, BodyTimeout, BadJson or RequestInvalid.
     """
     options: ServerOptions = request.app.state.settings.server
-    drop_unknown = options.unknown_fields == "warn"
     body = await read_body(request, options.max_request_bytes)
     if len(body) <= SMALL_BODY_BYTES:
-        return decode(parse_json(body), kind, drop_unknown=drop_unknown)
+        return decode(parse_json(body), kind, drop_unknown=options.drop_unknown)
     # On a thread, so that no stream waits; one at a time, for a tree takes many times its text.
     async with request.app.state.parsing:
         return await asyncio.to_thread(
-            lambda: decode(parse_json(body), kind, drop_unknown=drop_unknown)
+            lambda: decode(parse_json(body), kind, drop_unknown=options.drop_unknown)
         )
 
 

@@ -63,9 +63,8 @@ def _asked(
     """What the request means, and the paths of what has no effect. Raises RequestInvalid."""
     settings: Settings = request.app.state.settings
     fields.check()
-    if fields.model is not None:
-        check_model(request, fields.model)
-    drop_unknown = settings.server.unknown_fields == "warn"
+    check_model(request, fields.model)
+    drop_unknown = settings.server.drop_unknown
     reader = BlockReader(
         ImageParts(allow_urls=settings.server.allow_image_urls), drop_unknown=drop_unknown
     )

@@ -141,14 +141,13 @@ async def list_input(request: Request) -> Response:
 
 async def _read(request: Request, fields: ResponsesFields) -> Asked:
     """The conversation, with what `previous_response_id` stands for before it."""
-    if fields.model is not None:
-        check_model(request, fields.model)
+    check_model(request, fields.model)
     settings: Settings = request.app.state.settings
     return read_conversation(
         fields,
         await _earlier(request, fields.previous_response_id),
         allow_image_urls=settings.server.allow_image_urls,
-        drop_unknown=settings.server.unknown_fields == "warn",
+        drop_unknown=settings.server.drop_unknown,
     )
 
 
