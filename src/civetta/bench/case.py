@@ -12,13 +12,9 @@ from civetta.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from civetta.model.mixes import Mix
+
 Kind = Literal["prefill", "decode"]
-
-
-Mix = Literal["q4_k_xl", "q8_0", "fp8", "bf16"]
-"""Stored types of random weights, named after the published files that have them."""
-
-MIXES: tuple[Mix, ...] = ("q4_k_xl", "q8_0", "fp8", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from civetta.bench.case import MIXES, RandomModel, check_fits, make_cases
+from civetta.bench.case import RandomModel, check_fits, make_cases
 from civetta.cli.diagnose import machine_facts
 from civetta.cli.options import parse_flags, settings_command
 from civetta.errors import UsageError
+from civetta.model.mixes import MIXES
 from civetta.options import settings_of
 
 if TYPE_CHECKING:

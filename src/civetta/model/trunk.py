@@ -165,17 +165,21 @@ class Trunk:
         spans: tuple[Span, ...],
         tickets: Sequence[RowTicket],
     ) -> Tensor:
-        """The n-gram layer; once its rows are there, those of the next pieces are asked for."""
+        """The n-gram layer."""
         config = self.config.ple
         assert config is not None
+        rows_TE = self._ngram_rows(tickets, pieces)
+        return ple(self.ops, self.config, config, w, x_TSD, rows_TE, spans)
+
+    def _ngram_rows(self, tickets: Sequence[RowTicket], pieces: Sequence[Piece]) -> Tensor:
+        """The launch's rows of the table; those of the next pieces are asked for."""
         assert self._rows is not None
         taken = [self._rows.take(ticket) for ticket in tickets]
         for piece in pieces:
             if len(piece.next_ids):
                 before = [*self._history(piece.session.ids), *piece.ids]
                 self._rows.prefetch(piece.next_ids, self._history(before))
-        rows_TE = torch.cat(taken) if len(taken) > 1 else taken[0]
-        return ple(self.ops, self.config, config, w, x_TSD, rows_TE, spans)
+        return torch.cat(taken) if len(taken) > 1 else taken[0]
 
     def _history(self, ids: Sequence[int]) -> Sequence[int]:
         """The last of `ids`, as many as the n-gram rows of the next token depend on."""

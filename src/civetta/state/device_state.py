@@ -8,16 +8,12 @@ Going back is a change of counters alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from civetta.kernels.ops import GDN_CHUNK
-from civetta.state.recurrent import REWIND_ROWS, RecurrentShape
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from civetta.state.recurrent import REWIND_ROWS, AnchoredState, RecurrentShape
 
 PLACES = 2 * GDN_CHUNK + 2 * REWIND_ROWS
 """Places for the rows since the state's position."""
@@ -74,13 +70,13 @@ def ring_of(rows: int) -> int:
     return 1 << (rows + REWIND_ROWS - 1).bit_length()
 
 
-class DeviceState:
+class DeviceState(AnchoredState):
     """All recurrent state of one sequence."""
 
     def __init__(
         self, shape: RecurrentShape, dtype: torch.dtype, device: torch.device | None = None
     ) -> None:
-        self.base = 0
+        super().__init__()
         self.layout = DeviceLayout(shape, dtype)
         self._block = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device)
 
@@ -88,19 +84,6 @@ class DeviceState:
     def address(self) -> int:
         """Where the block begins in the device's memory."""
         return self._block.data_ptr()
-
-    def base_after(self, position: int) -> int:
-        """Where S may stand once `position` tokens are in: all that no rewind can take back."""
-        settled = max(position - REWIND_ROWS, 0)
-        return max(self.base, settled - settled % GDN_CHUNK)
-
-    def numbers(self) -> dict[str, int]:
-        """Where S stands."""
-        return {"base": self.base}
-
-    def set_numbers(self, numbers: Mapping[str, int]) -> None:
-        """Say where the S that follows stands."""
-        self.base = numbers["base"]
 
     def parts(self, position: int) -> dict[str, Tensor]:
         """S, the rows since, and the histories; views.

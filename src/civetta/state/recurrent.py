@@ -80,18 +80,11 @@ class History:
         return self._kept
 
 
-class RecurrentState:
-    """All recurrent state of one sequence."""
+class AnchoredState:
+    """What every form of recurrent state has: S stands at `base`, the rows since are kept."""
 
-    def __init__(
-        self, shape: RecurrentShape, dtype: torch.dtype, device: torch.device | None = None
-    ) -> None:
+    def __init__(self) -> None:
         self.base = 0
-        self.gdn = [GdnState(shape, dtype, device) for _ in range(shape.layers)]
-        self.conv = [
-            History(shape.conv_rows, shape.channels, dtype, device) for _ in range(shape.layers)
-        ]
-        self.ple = History(shape.ple_rows, shape.ple_width, torch.float32, device)
 
     def base_after(self, position: int) -> int:
         """Where S may stand once `position` tokens are in: all that no rewind can take back."""
@@ -105,6 +98,20 @@ class RecurrentState:
     def set_numbers(self, numbers: Mapping[str, int]) -> None:
         """Say where the S that follows stands."""
         self.base = numbers["base"]
+
+
+class RecurrentState(AnchoredState):
+    """All recurrent state of one sequence."""
+
+    def __init__(
+        self, shape: RecurrentShape, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        super().__init__()
+        self.gdn = [GdnState(shape, dtype, device) for _ in range(shape.layers)]
+        self.conv = [
+            History(shape.conv_rows, shape.channels, dtype, device) for _ in range(shape.layers)
+        ]
+        self.ple = History(shape.ple_rows, shape.ple_width, torch.float32, device)
 
     def parts(self, position: int) -> dict[str, Tensor]:
         """S, the rows since, and the histories; views."""

@@ -11,7 +11,6 @@ import triton
 from civetta.kernels.fused.attention import (
     FEW_ROWS,
     PARTITION,
-    SCRATCH_VALUES,
     AttentionSizes,
     attend_kernel,
     merge_kernel,
@@ -21,6 +20,7 @@ from civetta.kernels.fused.attention import (
     select_kernel,
 )
 from civetta.kernels.matmul.tiling import precision
+from civetta.kernels.qsa.triton import SCRATCH_VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,15 +27,13 @@ from civetta.kernels.fused.launch import (
     SESSION,
     TABLE,
 )
-from civetta.kernels.fused.streams import sigmoid32
 from civetta.kernels.ops import PAGE_TOKENS
+from civetta.kernels.qsa.triton import keep_best
+from civetta.kernels.residual.triton import sigmoid32
 
 PAGE = tl.constexpr(PAGE_TOKENS)
 PARTITION = 128
 """Keys of one softmax partition."""
-
-SCRATCH_VALUES = 1 << 26
-"""Float32 block scores held at one time."""
 
 FEW_ROWS = 64
 
@@ -205,47 +203,14 @@ def scores_kernel(
 
 @triton.jit(do_not_specialize=["T", "start", "most"])
 def select_kernel(scores, kept, rows, T, start, most, keep, N: tl.constexpr, BLOCK: tl.constexpr):
-    """The `keep` best blocks of one row, ascending: threshold by radix, then one pass out."""
+    """The `keep` best blocks of one row, ascending."""
     i = tl.program_id(0).to(tl.int64)
     if tl.load(rows + SESSION * T + start + i) < 0:
         return
     seen = ((tl.load(rows + POSITION * T + start + i) + 1) // N).to(tl.int32)
     if seen <= keep:
         return
-    lane = tl.arange(0, BLOCK)
-    digit = tl.arange(0, 256)
-    need = keep
-    prefix = 0
-    for step in tl.static_range(4):
-        counts = tl.zeros((256,), dtype=tl.int32)
-        for at in range(0, seen, BLOCK):
-            block = at + lane
-            inside = block < seen
-            bits = tl.load(scores + i * most + block, mask=inside, other=0.0)
-            bits = bits.to(tl.int32, bitcast=True)
-            if step > 0:
-                inside = inside & ((bits >> (32 - 8 * step)) == prefix)
-            counts += tl.histogram((bits >> (24 - 8 * step)) & 255, 256, mask=inside)
-        at_least = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
-        # the highest digit that still leaves enough at or above it
-        winner = tl.max(tl.where(at_least >= need, digit, 0), axis=0)
-        above = tl.sum(tl.where(digit == winner, at_least - counts, 0), axis=0)
-        need -= above
-        prefix = (prefix << 8) | winner
-    out = 0
-    level_before = 0
-    for at in range(0, seen, BLOCK):
-        block = at + lane
-        inside = block < seen
-        bits = tl.load(scores + i * most + block, mask=inside, other=0.0)
-        bits = bits.to(tl.int32, bitcast=True)
-        level = (inside & (bits == prefix)).to(tl.int32)
-        rank = level_before + tl.cumsum(level, axis=0)
-        taken = (inside & (bits > prefix)) | ((level == 1) & (rank <= need))
-        place = out + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-        tl.store(kept + (start + i) * keep + place, block, mask=taken)
-        out += tl.sum(taken.to(tl.int32), axis=0)
-        level_before += tl.sum(level, axis=0)
+    keep_best(scores + i * most, kept + (start + i) * keep, seen, keep, BLOCK)
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from civetta.kernels.fused.launch import BASE, FIRST, FIRST_ROW, NEW_BASE, ROWS, SESSION, STATE
-from civetta.kernels.fused.streams import sigmoid32
 from civetta.kernels.ops import GDN_CHUNK
+from civetta.kernels.residual.triton import sigmoid32
 
 CHUNK = tl.constexpr(GDN_CHUNK)
 

@@ -30,9 +30,9 @@ from civetta.kernels.fused.launch import (
     SESSION,
     STATE,
 )
-from civetta.kernels.fused.streams import sigmoid32
 from civetta.kernels.matmul.tiling import precision
 from civetta.kernels.ops import GDN_CHUNK
+from civetta.kernels.residual.triton import sigmoid32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from civetta.kernels.fused.launch import Batch
 
 CHUNK = tl.constexpr(GDN_CHUNK)
-PLACES = 2 * GDN_CHUNK + 16
-"""Places for rows since the state's position: two chunks, and what is written twice."""
-
 STATE_COLS = 32
 """Columns of the state that one program carries."""
 
@@ -52,7 +49,10 @@ CONV_ROWS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaPlaces:
-    """Byte offsets of one layer's parts from a session's state address."""
+    """Byte offsets of one layer's parts from a session's state address.
+
+    PLACES: two chunks, and what is written twice (state/device_state.py).
+    """
 
     state: int  # float32 [V, A, A]
     k: int  # operands' dtype [PLACES, H, A]

@@ -10,7 +10,8 @@ import triton.language as tl
 
 from civetta.kernels.fused.delta import push
 from civetta.kernels.fused.launch import FIRST_ROW, POSITION, SESSION, STATE
-from civetta.kernels.fused.streams import sigmoid32
+from civetta.kernels.ple.triton import stream_gate
+from civetta.kernels.residual.triton import sigmoid32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,14 +30,7 @@ def gate_kernel(x, rows_out, gain_query, gain_key, gain_conv, gated, normed, row
     b_x = tl.load(x + at, mask=ok, other=0.0)
     b_k = tl.load(rows_out + t * row_stride + stream * D + c, mask=ok, other=0.0)
     b_v = tl.load(rows_out + t * row_stride + S * D + c, mask=ok, other=0.0)
-    b_q = b_x * tl.rsqrt(tl.sum(b_x * b_x, axis=0) / D + eps)
-    b_q *= tl.load(gain_query + stream * D + c, mask=ok, other=0.0)
-    b_k = b_k * tl.rsqrt(tl.sum(b_k * b_k, axis=0) / D + eps)
-    b_k *= tl.load(gain_key + stream * D + c, mask=ok, other=0.0)
-    s = tl.sum(b_q * b_k, axis=0) / root
-    z = tl.sqrt(tl.maximum(tl.abs(s), 1e-6))
-    z = tl.where(s > 0, z, tl.where(s < 0, -z, 0.0))
-    b = sigmoid32(z) * b_v
+    b = stream_gate(b_x, b_k, gain_query, gain_key, stream * D + c, ok, eps, root, D) * b_v
     tl.store(gated + at, b, mask=ok)
     b = b * tl.rsqrt(tl.sum(b * b, axis=0) / D + eps)
     b *= tl.load(gain_conv + stream * D + c, mask=ok, other=0.0)

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from civetta.kernels.matmul.tiling import FEW_ROWS, precision, runs_of
 from civetta.kernels.matmul.triton import padded_cols, part_sum, product
+from civetta.kernels.residual.triton import sigmoid32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,12 +56,6 @@ class Entered:
     def rows(self, rows_N: Tensor) -> Entered:
         """Some rows, packed; for the end, where no strengths are needed."""
         return Entered(normed=self.normed[rows_N], scale=self.scale[rows_N], inject=None)
-
-
-@triton.jit
-def sigmoid32(x):
-    """1 / (1 + exp(-x)), float32."""
-    return 1.0 / (1.0 + tl.exp(tl.minimum(-x, 80.0)))
 
 
 @triton.jit

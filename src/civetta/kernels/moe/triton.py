@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def route_kernel(logits, ids, weights, M: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-                 SLOTS: tl.constexpr):  # fmt: skip
+def route_kernel(logits, ids, weights, stride, M: tl.constexpr, E: tl.constexpr,
+                 BLOCK: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
     """Softmax of one row and its M best, ties to the lower id, weights scaled to sum 1."""
     t = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     ok = e < E
-    b = tl.load(logits + t * E + e, mask=ok, other=float("-inf"))
+    b = tl.load(logits + t * stride + e, mask=ok, other=float("-inf"))
     p = tl.exp(b - tl.max(b, axis=0))
     p = p / tl.sum(p, axis=0)
     left = tl.where(ok, p, -1.0)
@@ -39,7 +39,7 @@ def route_kernel(logits, ids, weights, M: tl.constexpr, E: tl.constexpr, BLOCK: 
     total = 0.0
     for j in tl.static_range(M):
         best = tl.max(left, axis=0)
-        winner = tl.min(tl.where(left == best, e, BLOCK), axis=0)
+        winner = tl.min(tl.where(left == best, e, E - 1), axis=0)
         left = tl.where(e == winner, -1.0, left)
         chosen = tl.where(slot == j, winner.to(tl.int64), chosen)
         value = tl.where(slot == j, best, value)
@@ -50,12 +50,13 @@ def route_kernel(logits, ids, weights, M: tl.constexpr, E: tl.constexpr, BLOCK: 
 
 def route(logits_TE: Tensor, experts_a_token: int) -> tuple[Tensor, Tensor]:
     """The best experts (ties to the lower id), weights scaled to sum 1; see `Ops.route`."""
-    logits = logits_TE.float().contiguous()
+    logits = logits_TE.float()  # rows may be strided, their numbers not
+    assert logits.stride(1) == 1
     rows, experts = logits.shape
     ids = torch.empty((rows, experts_a_token), dtype=torch.int64, device=logits.device)
     weights = torch.empty((rows, experts_a_token), dtype=torch.float32, device=logits.device)
     route_kernel[(rows,)](
-        logits, ids, weights, M=experts_a_token, E=experts,
+        logits, ids, weights, logits.stride(0), M=experts_a_token, E=experts,
         BLOCK=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(experts_a_token),
         num_warps=4 if experts > 64 else 1,
     )  # fmt: skip

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
 
 @triton.jit
+def stream_gate(b_x, b_k, gain_query, gain_key, at, ok, eps, root, D: tl.constexpr):
+    """sigmoid(signed root of <key, query>) of one stream; its gains lie at `at`."""
+    b_q = b_x * tl.rsqrt(tl.sum(b_x * b_x, axis=0) / D + eps)
+    b_q *= tl.load(gain_query + at, mask=ok, other=0.0)
+    b_k = b_k * tl.rsqrt(tl.sum(b_k * b_k, axis=0) / D + eps)
+    b_k *= tl.load(gain_key + at, mask=ok, other=0.0)
+    s = tl.sum(b_q * b_k, axis=0) / root
+    z = tl.sqrt(tl.maximum(tl.abs(s), 1e-6))
+    z = tl.where(s > 0, z, tl.where(s < 0, -z, 0.0))
+    return sigmoid32(z)
+
+
+@triton.jit
 def ple_gate_kernel(x, key, value, gain_query, gain_key, y, eps, root, S: tl.constexpr,
                     D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One stream of one token."""
@@ -24,15 +37,9 @@ def ple_gate_kernel(x, key, value, gain_query, gain_key, y, eps, root, S: tl.con
     ok = c < D
     b_x = tl.load(x + i * D + c, mask=ok, other=0.0)
     b_k = tl.load(key + i * D + c, mask=ok, other=0.0)
-    b_q = b_x * tl.rsqrt(tl.sum(b_x * b_x, axis=0) / D + eps)
-    b_q *= tl.load(gain_query + stream * D + c, mask=ok, other=0.0)
-    b_k = b_k * tl.rsqrt(tl.sum(b_k * b_k, axis=0) / D + eps)
-    b_k *= tl.load(gain_key + stream * D + c, mask=ok, other=0.0)
-    s = tl.sum(b_q * b_k, axis=0) / root
-    z = tl.sqrt(tl.maximum(tl.abs(s), 1e-6))
-    z = tl.where(s > 0, z, tl.where(s < 0, -z, 0.0))
+    gate = stream_gate(b_x, b_k, gain_query, gain_key, stream * D + c, ok, eps, root, D)
     b_v = tl.load(value + t * D + c, mask=ok, other=0.0)
-    tl.store(y + i * D + c, sigmoid32(z) * b_v, mask=ok)
+    tl.store(y + i * D + c, gate * b_v, mask=ok)
 
 
 def ple_gate(

@@ -102,10 +102,11 @@ def scores_kernel(q, keys, table, blocks, scores, rows, most, scale, IN_PAGE: tl
 
 
 @triton.jit
-def select_kernel(scores, blocks, kept, most, keep, BLOCK: tl.constexpr):
-    """The `keep` best blocks of one query, ascending: threshold by radix, then one pass out."""
-    t = tl.program_id(0).to(tl.int64)
-    seen = tl.load(blocks + t).to(tl.int32)
+def keep_best(p_scores, p_kept, seen, keep, BLOCK: tl.constexpr):
+    """The `keep` best of a row's first `seen` scores, ascending, ties to the lower block.
+
+    Threshold by radix, then one pass out. Scores are not negative: their bits order as they do.
+    """
     lane = tl.arange(0, BLOCK)
     digit = tl.arange(0, 256)
     need = keep
@@ -113,9 +114,9 @@ def select_kernel(scores, blocks, kept, most, keep, BLOCK: tl.constexpr):
     for step in tl.static_range(4):
         counts = tl.zeros((256,), dtype=tl.int32)
         for start in range(0, seen, BLOCK):
-            b = start + lane
-            inside = b < seen
-            bits = tl.load(scores + t * most + b, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+            block = start + lane
+            inside = block < seen
+            bits = tl.load(p_scores + block, mask=inside, other=0.0).to(tl.int32, bitcast=True)
             if step > 0:
                 inside = inside & ((bits >> (32 - 8 * step)) == prefix)
             counts += tl.histogram((bits >> (24 - 8 * step)) & 255, 256, mask=inside)
@@ -128,16 +129,24 @@ def select_kernel(scores, blocks, kept, most, keep, BLOCK: tl.constexpr):
     out = 0
     level_before = 0
     for start in range(0, seen, BLOCK):
-        b = start + lane
-        inside = b < seen
-        bits = tl.load(scores + t * most + b, mask=inside, other=0.0).to(tl.int32, bitcast=True)
+        block = start + lane
+        inside = block < seen
+        bits = tl.load(p_scores + block, mask=inside, other=0.0).to(tl.int32, bitcast=True)
         level = (inside & (bits == prefix)).to(tl.int32)
         rank = level_before + tl.cumsum(level, axis=0)
         taken = (inside & (bits > prefix)) | ((level == 1) & (rank <= need))
         place = out + tl.cumsum(taken.to(tl.int32), axis=0) - 1
-        tl.store(kept + t * keep + place, b.to(tl.int64), mask=taken)
+        tl.store(p_kept + place, block.to(p_kept.dtype.element_ty), mask=taken)
         out += tl.sum(taken.to(tl.int32), axis=0)
         level_before += tl.sum(level, axis=0)
+
+
+@triton.jit
+def select_kernel(scores, blocks, kept, most, keep, BLOCK: tl.constexpr):
+    """The `keep` best blocks of one query, ascending."""
+    t = tl.program_id(0).to(tl.int64)
+    seen = tl.load(blocks + t).to(tl.int32)
+    keep_best(scores + t * most, kept + t * keep, seen, keep, BLOCK)
 
 
 def index_select(

@@ -7,7 +7,7 @@ is a file of random rows, so that every placement of it can be measured.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.model.config import LayerKind
+    from civetta.model.mixes import Mix
 
-Mix = Literal["q4_k_xl", "q8_0", "fp8", "bf16"]
-MIXES: tuple[Mix, ...] = ("q4_k_xl", "q8_0", "fp8", "bf16")
 LAYERS = 48
 NGRAM_BASE = 20_000_000
 PATTERN_ROWS = 1 << 16

@@ -181,16 +181,6 @@ class GpuTrunk(Trunk):
         graph.kept = at
         graph.x_TSD = at.x_TSD
 
-    def _ngram_rows(self, tickets: Sequence[RowTicket], pieces: Sequence[Piece]) -> Tensor:
-        """The launch's rows of the table; those of the next pieces are asked for."""
-        assert self._rows is not None
-        taken = [self._rows.take(ticket) for ticket in tickets]
-        for piece in pieces:
-            if len(piece.next_ids):
-                before = [*self._history(piece.session.ids), *piece.ids]
-                self._rows.prefetch(piece.next_ids, self._history(before))
-        return torch.cat(taken) if len(taken) > 1 else taken[0]
-
 
 @dataclass(frozen=True, slots=True)
 class _Size:
