@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from civetta.errors import UsageError
 from civetta.options import (
-    INT_MAX,
     TOPICS,
     CacheOptions,
     EngineOptions,
@@ -28,11 +27,12 @@ from civetta.options import (
     Settings,
     all_settings,
 )
+from civetta.setting import INT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from civetta.options import Setting
+    from civetta.setting import Setting
 
 __all__ = [
     "CacheOptions",

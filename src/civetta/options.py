@@ -8,118 +8,86 @@ of the TOML file (the field's name under `[topic]`) and the documentation. `conf
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from civetta.server_options import LogOptions, ServerOptions
+from civetta.setting import Setting, setting
+
+__all__ = [
+    "EFFORTS",
+    "PREFILL_BATCH_CPU",
+    "PREFILL_BATCH_GPU",
+    "TOPICS",
+    "CacheOptions",
+    "DraftingOptions",
+    "EngineOptions",
+    "LogOptions",
+    "ModelOptions",
+    "ReasoningOptions",
+    "SamplingOptions",
+    "ServerOptions",
+    "Settings",
+    "VisionOptions",
+    "all_settings",
+    "settings_of",
+]
+
 SEED_MAX = 2**64 - 1
-INT_MAX = 2**31 - 1
 BYTES_MAX = 2**50
 PREFILL_BATCH_GPU, PREFILL_BATCH_CPU = 4096, 2048  # docs/measurements/prefill-batch.md
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One field: how it is spelled, explained and checked. `low` and `high` are inclusive.
-
-    `kind` is int, float, str or bool, from the field's annotation. Without a metavar an int counts
-    how often its flag appears.
-    """
-
-    topic: str
-    name: str
-    kind: str
-    default: Any
-    flags: tuple[str, ...]
-    metavar: str
-    help: str
-    low: float | None = None
-    high: float | None = None
-    excluded: tuple[int, ...] = ()  # values between low and high that mean nothing
-    choices: tuple[str, ...] = ()
-    pattern: str = ""  # for str: what the whole value has to match
-    expects: str = ""  # the cure in words, where the range or the choices do not say it
-    env: tuple[str, ...] = ()  # further environment names, weaker than the CIVETTA_ one
-    many: bool = False  # a tuple of such values: flag repeated, environment split at spaces
-
-    @property
-    def env_names(self) -> tuple[str, ...]:
-        """Environment variables that set it, strongest first."""
-        return (f"CIVETTA_{self.name.upper()}", *self.env)
-
-    @property
-    def wanted(self) -> str:
-        """What a value has to be, in words that follow "give"."""
-        if self.expects:
-            return self.expects
-        if self.kind == "bool":
-            return "true or false"
-        if self.choices:
-            return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
-        noun = {"int": "a whole number", "float": "a number"}.get(self.kind, "a text")
-        if self.low is None:
-            return noun
-        if self.high is None or self.high == INT_MAX:
-            return f"{noun} of at least {self.low:g}"
-        high = f"{self.high:g}" if self.kind == "float" else str(self.high)
-        return f"{noun} from {self.low:g} to {high}"
-
-
-def _setting(default: T, flags: str, help: str, **more: Any) -> T:  # noqa: A002
-    value: T = field(default=default, metadata={"flags": flags.split(), "help": help, **more})
-    return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """Which model, where it runs, in what precision."""
 
-    model: str | None = _setting(
+    model: str | None = setting(
         None,
         "-m --model PATH",
         "GGUF file, first shard of a split one, or Hugging Face folder; left out, the embedded"
         " model.",
         expects="a path",
     )
-    context: int = _setting(
+    context: int = setting(
         0, "-c --context N", "Tokens a session can hold; 0 is the model's own length.", low=0
     )
-    device: str = _setting(
+    device: str = setting(
         "auto",
         "--device DEVICE",
         "Where to compute: auto, cpu, cuda or cuda:N.",
         pattern=r"auto|cpu|cuda(:\d{1,3})?",
         expects="auto, cpu, cuda or cuda:N",
     )
-    dtype: str = _setting(
+    dtype: str = setting(
         "auto",
         "--dtype TYPE",
         "Precision of activations; auto is f32 on a CPU and bf16 on a GPU.",
         choices=("auto", "f32", "bf16"),
     )
-    threads: int = _setting(
+    threads: int = setting(
         0, "--threads N", "CPU threads for compute; 0 is one a core.", low=0, high=1024
     )
-    ngram_placement: str = _setting(
+    ngram_placement: str = setting(
         "auto",
         "--ngram-placement PLACE",
         "Where the n-gram table is kept; auto is the fastest memory with room for it.",
         choices=("auto", "disk", "ram", "gpu"),
     )
-    ngram_reader: str = _setting(
+    ngram_reader: str = setting(
         "auto",
         "--ngram-reader KIND",
         "How a table on disk is read: io_uring, a pool of threads, or Python's threads.",
         choices=("auto", "uring", "pool", "python"),
     )
-    ngram_cache_mib: int = _setting(
+    ngram_cache_mib: int = setting(
         128,
         "--ngram-cache-mib MIB",
         "Rows of a table on disk that are kept in memory; 0 keeps none.",
         low=0,
         high=1 << 20,
     )
-    ngram_prefetch: str = _setting(
+    ngram_prefetch: str = setting(
         "on",
         "--ngram-prefetch MODE",
         "Read rows of the table before they are needed; never changes a reply.",
@@ -131,27 +99,27 @@ class ModelOptions:
 class VisionOptions:
     """How images are read."""
 
-    mmproj: str | None = _setting(
+    mmproj: str | None = setting(
         None,
         "--mmproj PATH",
         "Vision sidecar (GGUF); left out, the one beside a GGUF model is taken; none does without.",
         expects="a path, or none",
     )
-    image_min_tokens: int = _setting(
+    image_min_tokens: int = setting(
         0,
         "--image-min-tokens N",
         "Tokens an image has at least, by enlarging it; 0 is the model's own bound.",
         low=0,
         high=16_384,
     )
-    image_max_tokens: int = _setting(
+    image_max_tokens: int = setting(
         0,
         "--image-max-tokens N",
         "Tokens an image has at most, by shrinking it; 0 is the model's own bound.",
         low=0,
         high=65_536,
     )
-    image_cache_mib: int = _setting(
+    image_cache_mib: int = setting(
         256,
         "--image-cache-mib MIB",
         "RAM for what the vision tower made of images, so that none is encoded twice.",
@@ -163,7 +131,7 @@ class VisionOptions:
 class SamplingOptions:
     """Defaults for turning logits into tokens; None leaves a value to the model's preset."""
 
-    max_tokens: int = _setting(
+    max_tokens: int = setting(
         -1,
         "-n --max-tokens N",
         "Tokens of a reply, reasoning included; -1 is until it ends or the context is full.",
@@ -171,42 +139,42 @@ class SamplingOptions:
         excluded=(0,),
         expects="a whole number of at least 1, or -1 for no limit",
     )
-    temperature: float | None = _setting(
+    temperature: float | None = setting(
         None, "--temperature X", "Randomness; 0 takes the likeliest token always.", low=0, high=2
     )
-    top_p: float | None = _setting(
+    top_p: float | None = setting(
         None, "--top-p X", "Keep the likeliest tokens that together reach X.", low=0, high=1
     )
-    top_k: int | None = _setting(
+    top_k: int | None = setting(
         None, "--top-k N", "Keep the N likeliest tokens; 0 keeps all.", low=0
     )
-    min_p: float | None = _setting(
+    min_p: float | None = setting(
         None, "--min-p X", "Drop tokens less likely than X times the likeliest.", low=0, high=1
     )
-    min_keep: int | None = _setting(
+    min_keep: int | None = setting(
         None, "--min-keep N", "Number of tokens that survive every filter.", low=1
     )
-    seed: int | None = _setting(
+    seed: int | None = setting(
         None,
         "--seed N",
         "Makes replies repeatable; left out, each reply has its own.",
         low=0,
         high=SEED_MAX,
     )
-    repeat_penalty: float | None = _setting(
+    repeat_penalty: float | None = setting(
         None,
         "--repeat-penalty X",
         "Lowers the score of tokens within the repeat window; 1 is off.",
         low=0.01,
         high=10,
     )
-    repeat_last_n: int | None = _setting(
+    repeat_last_n: int | None = setting(
         None, "--repeat-last-n N", "Tokens in the repeat window; 0 is off, -1 is all.", low=-1
     )
-    frequency_penalty: float | None = _setting(
+    frequency_penalty: float | None = setting(
         None, "--frequency-penalty X", "Lowers a token's score at each use.", low=-2, high=2
     )
-    presence_penalty: float | None = _setting(
+    presence_penalty: float | None = setting(
         None, "--presence-penalty X", "Lowers a token's score once it was used.", low=-2, high=2
     )
 
@@ -215,22 +183,22 @@ class SamplingOptions:
 class ReasoningOptions:
     """Defaults for thinking; auto is the chat template's own default."""
 
-    think: str = _setting(
+    think: str = setting(
         "auto", "--think MODE", "Reason before answering.", choices=("auto", "on", "off")
     )
-    reasoning_effort: str = _setting(
+    reasoning_effort: str = setting(
         "auto",
         "--reasoning-effort LEVEL",
         "How much to reason; goes with thinking on.",
         choices=("auto", *EFFORTS),
     )
-    preserve_thinking: str = _setting(
+    preserve_thinking: str = setting(
         "auto",
         "--preserve-thinking MODE",
         "Keep the reasoning of earlier turns in the prompt.",
         choices=("auto", "on", "off"),
     )
-    thinking_budget: int = _setting(
+    thinking_budget: int = setting(
         -1,
         "--thinking-budget N",
         "Tokens of a thought; one that is longer is closed and answered. -1 is no limit.",
@@ -242,14 +210,14 @@ class ReasoningOptions:
 class EngineOptions:
     """How requests share the engine."""
 
-    sessions: int = _setting(
+    sessions: int = setting(
         4,
         "-j --sessions N",
         "Requests that run at the same time.",
         low=1,
         high=256,
     )
-    prefill_batch: int = _setting(
+    prefill_batch: int = setting(
         0,
         "--prefill-batch N",
         f"Prompt tokens computed in one go, never changes a reply; 0 is {PREFILL_BATCH_GPU} on a GPU"
@@ -259,26 +227,26 @@ class EngineOptions:
         excluded=tuple(range(1, 64)),
         expects="a whole number from 64 to 8192, or 0 for the device's best",
     )
-    prefill_chunk: int = _setting(
+    prefill_chunk: int = setting(
         512,
         "--prefill-chunk N",
         "Prompt tokens computed between the tokens of replies under way.",
         low=64,
         high=8192,
     )
-    max_pending: int = _setting(
+    max_pending: int = setting(
         16, "--max-pending N", "Requests that may wait; one more is answered with 429.", low=0
     )
-    request_timeout_ms: int = _setting(
+    request_timeout_ms: int = setting(
         0, "--request-timeout-ms MS", "Limit on waiting plus generating; 0 is none.", low=0
     )
-    stall_timeout_ms: int = _setting(
+    stall_timeout_ms: int = setting(
         60_000,
         "--stall-timeout-ms MS",
         "A step longer than this is logged as a stall, and health checks fail; 0 is never.",
         low=0,
     )
-    max_output_bytes: int = _setting(
+    max_output_bytes: int = setting(
         1_048_576,
         "--max-output-bytes BYTES",
         "Text that a request may generate before it ends with reason length.",
@@ -295,26 +263,26 @@ class EngineOptions:
 class CacheOptions:
     """How much is kept for requests that begin like earlier ones; never changes a reply."""
 
-    cache: str = _setting(
+    cache: str = setting(
         "on",
         "--cache MODE",
         "Keep states of prompts and replies for later requests.",
         choices=("on", "off"),
     )
-    cache_ram_bytes: int = _setting(
+    cache_ram_bytes: int = setting(
         0,
         "--cache-ram-bytes BYTES",
         "Memory for kept states; 0 is half of what is free, at most 32 GiB.",
         low=0,
         high=BYTES_MAX,
     )
-    cache_disk: str | None = _setting(
+    cache_disk: str | None = setting(
         None,
         "--cache-disk DIR",
         "Folder for states that outlive the process; left out, none do.",
         expects="a path",
     )
-    cache_disk_bytes: int = _setting(
+    cache_disk_bytes: int = setting(
         8 << 30,
         "--cache-disk-bytes BYTES",
         "Most that the folder may take.",
@@ -327,159 +295,33 @@ class CacheOptions:
 class DraftingOptions:
     """Drafting ahead, which changes the speed of replies and nothing else."""
 
-    speculative: str = _setting(
+    speculative: str = setting(
         "off",
         "--speculative MODE",
         "Draft tokens and verify several at once, which never changes a reply: mtp drafts with the"
         " model's own head and by lookup, lookup in the text alone, off not at all.",
         choices=("mtp", "lookup", "off"),
     )
-    mtp_model: str | None = _setting(
+    mtp_model: str | None = setting(
         None,
         "--mtp-model PATH",
         "Draft head (MTP sidecar) of the model; left out, the one in its files or beside them.",
         expects="a path",
     )
-    mtp_norm: str = _setting(
+    mtp_norm: str = setting(
         "wide",
         "--mtp-norm KIND",
         "How the head norms its input: wide over all streams together, stream by stream for files"
         " made that way; a wrong choice only costs accepted drafts.",
         choices=("wide", "stream"),
     )
-    draft_tokens: int = _setting(
+    draft_tokens: int = setting(
         7,
         "-d --draft-tokens N",
         "Drafts of a reply verified at once, at most; the length adapts below it.",
         low=1,
         high=7,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """How the HTTP server listens and what it accepts."""
-
-    host: str = _setting(
-        "127.0.0.1",
-        "-i --host HOST",
-        "Address to listen on.",
-        pattern=r"[0-9A-Za-z._:%-]+",
-        expects="an address or a host name",
-        env=("HOST",),
-    )
-    port: int = _setting(
-        8080,
-        "-p --port PORT",
-        "Port to listen on; 0 takes a free one.",
-        low=0,
-        high=65535,
-        env=("PORT",),
-    )
-    served_model_name: str | None = _setting(
-        None, "--served-model-name ID", "Model id for clients; left out, the model's own name."
-    )
-    api_key: tuple[str, ...] = _setting(
-        (),
-        "--api-key KEY",
-        "Key that requests have to bring; health checks stay open. May be given several times.",
-        pattern="[!-~]+",
-        expects="printable ASCII without spaces",
-        many=True,
-    )
-    api_key_file: str | None = _setting(
-        None,
-        "--api-key-file FILE",
-        "File with further keys, one a line; empty lines and lines that begin with # are skipped.",
-        expects="a path",
-    )
-    cors_origin: tuple[str, ...] = _setting(
-        (),
-        "--cors-origin ORIGIN",
-        "Origin whose web pages may use the API, such as https://chat.example; * is every one. May"
-        " be given several times; left out, none but the server's own.",
-        pattern=r"\*|null|[a-z][a-z0-9+.-]*://[!-~]*[^/]",
-        expects="an origin such as https://chat.example:8443, without a path, or *",
-        many=True,
-    )
-    trace: str | None = _setting(
-        None,
-        "--trace FILE",
-        "Append a JSON line for each event of a request: times and counts, never its text.",
-        expects="a path",
-    )
-    max_header_bytes: int = _setting(
-        32_768,
-        "--max-header-bytes BYTES",
-        "Largest request line and headers together; larger ones are answered with 431.",
-        low=1024,
-        high=1 << 20,
-    )
-    max_request_bytes: int = _setting(
-        8_388_608,
-        "--max-request-bytes BYTES",
-        "Largest request body; a larger one is answered with 413.",
-        low=1,
-    )
-    max_connections: int = _setting(
-        64, "--max-connections N", "Requests open at once; one more is answered with 503.", low=1
-    )
-    drain_timeout: float = _setting(
-        30.0,
-        "--drain-timeout S",
-        "After SIGTERM: seconds that running replies have to end, before they are cut off.",
-        low=0,
-        high=86_400,
-    )
-    allow_image_urls: bool = _setting(
-        False,
-        "--allow-image-urls",
-        "Fetch images that requests name by https address, from public addresses only.",
-    )
-    unknown_fields: str = _setting(
-        "error",
-        "--unknown-fields MODE",
-        "What unknown request fields do: error refuses, warn names them in a reply header.",
-        choices=("error", "warn"),
-    )
-    store: str | None = _setting(
-        None,
-        "--store DIR",
-        "Keep responses of /v1/responses in this folder, for previous_response_id; left out, none"
-        " is kept.",
-        expects="a folder",
-    )
-    store_days: int = _setting(
-        30,
-        "--store-days N",
-        "Days that a response is kept; 0 keeps it until it is deleted.",
-        low=0,
-        high=36_500,
-    )
-
-    @property
-    def drop_unknown(self) -> bool:
-        """Whether unknown request fields are dropped and named, instead of refused."""
-        return self.unknown_fields == "warn"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    """How much goes to stderr. log_level None is the command's own level."""
-
-    log_level: str | None = _setting(
-        None,
-        "--log-level LEVEL",
-        "Least important messages to print.",
-        choices=("error", "warn", "info", "debug"),
-    )
-    verbose: int = _setting(0, "-v --verbose", "Debug messages and timing; -vv: tracebacks too.")
-    debug: bool = _setting(False, "--debug", "The same as -vv.")
-
-    @property
-    def level(self) -> str | None:
-        """What --log-level or -v asks for; None when neither was given."""
-        return "debug" if self.verbose or self.debug else self.log_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

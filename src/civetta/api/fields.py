@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from civetta.errors import RequestInvalid
-from civetta.options import INT_MAX, all_settings
+from civetta.options import all_settings
+from civetta.setting import INT_MAX
 from civetta.types import SamplingOverrides
 
 MAX_STOPS = 16

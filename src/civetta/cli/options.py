@@ -18,7 +18,7 @@ from civetta.options import Settings, settings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from civetta.options import Setting
+    from civetta.setting import Setting
 
 
 def settings_command(
