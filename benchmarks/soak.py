@@ -8,8 +8,11 @@ by DELETE, some with a time limit, some that share a prompt. Between rounds, wit
 threads, file descriptors, resident memory and session tokens are counted. Fails (exit 1) when a
 request or a session is left, when descriptors grow, when there are more threads than at the start
 and the event loop's pool of workers, when pages are missing at the end, when memory of the last
-third is more than --grow-mb above that of the second, or when an answer is none of the expected
-ones. The cache's budget (--cache-mb) is small, so that it is full from an early round on.
+third is more than --grow-mb above that of the second, when a token of the last third costs 10 % more
+processor time than one of the second, or when an answer is none of the expected ones. Processor
+time, clients' included, is what tells throughput where other programs share the machine; tokens are
+those computed, without those found in the cache. The cache's budget (--cache-mb) is small, so that
+it is full from an early round on.
 """
 
 from __future__ import annotations
@@ -112,7 +115,7 @@ def play_round(a, engine, port: int, number: int) -> dict[str, object]:
         )
         for i in range(a.clients)
     ]
-    began_s = time.monotonic()
+    began_s, cpu_began_s = time.monotonic(), time.process_time()
     for client in clients:
         client.start()
     for client in clients:
@@ -124,6 +127,13 @@ def play_round(a, engine, port: int, number: int) -> dict[str, object]:
     gc.collect()
     time.sleep(0.2)  # connections that were cut are noticed by the event loop
     after = engine.stats()
+    cached = after.cached_tokens_total - before.cached_tokens_total
+    tokens = (
+        after.generated_tokens_total
+        - before.generated_tokens_total
+        + after.prompt_tokens_total
+        - before.prompt_tokens_total
+    )
     return {
         "round": number,
         "outcomes": dict(outcomes),
@@ -134,17 +144,9 @@ def play_round(a, engine, port: int, number: int) -> dict[str, object]:
         "threads": threading.active_count(),
         "fds": len(list(Path("/proc/self/fd").iterdir())),
         "rss_mb": round(rss_bytes() / 1e6, 1),
-        "tokens_s": round(
-            (
-                after.generated_tokens_total
-                - before.generated_tokens_total
-                + after.prompt_tokens_total
-                - before.prompt_tokens_total
-            )
-            / spent_s,
-            1,
-        ),
-        "cached_tokens": after.cached_tokens_total - before.cached_tokens_total,
+        "tokens_s": round(tokens / spent_s, 1),
+        "cpu_ms_a_token": round(1e3 * (time.process_time() - cpu_began_s) / (tokens - cached), 4),
+        "cached_tokens": cached,
     }
 
 
@@ -174,6 +176,9 @@ def faults(a, rounds, report) -> list[str]:
             )
             if grown > allowed:
                 found.append(f"{key} grew by {grown:g} from the second third to the last")
+        costs = [statistics.median(r["cpu_ms_a_token"] for r in part) for part in (middle, last)]
+        if costs[1] > 1.1 * costs[0]:
+            found.append(f"a token's processor time went from {costs[0]:g} to {costs[1]:g} ms")
     bad = {key for key in report["outcomes"] if key.startswith("unexpected")}
     return found + sorted(bad)
 
