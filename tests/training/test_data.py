@@ -9,7 +9,7 @@ from math import hypot
 
 import numpy as np
 import pytest
-from training.data import arithmetic, lexicon, scenes, stories
+from training.data import arithmetic, lexicon, scenes, stories, tool_pool
 from training.data.abilities import ABILITIES
 from training.data.curriculum import Plan, Shape, plan
 from training.data.draw import Draw, seeded
@@ -212,7 +212,7 @@ def test_called_tools_are_declared_and_their_arguments_fit_the_schema(ability: s
                     field = schema["properties"][name]
                     assert type(value) is types[field["type"]]
                     assert value in field.get("enum", [value])
-    assert most == {"tools": 8, "toolbox": 6}[ability]
+    assert most == 8
 
 
 def test_arguments_can_be_copied_from_the_request() -> None:
@@ -233,6 +233,34 @@ def test_every_plot_and_slot_of_the_story_grammar_can_be_told() -> None:
         told = line.format_map(filled)
         assert told
         assert "{" not in told
+
+
+def test_a_story_about_two_people_names_both() -> None:
+    pairs = 0
+    for chat in (*chats("stories", 300), *chats("stories", 300, single=True)):
+        request, story = (str(message["content"]) for message in chat.messages[-2:])
+        asked = re.search(r"about (\w+) and (\w+)[.?]$", request)
+        if asked:
+            pairs += 1
+            assert set(asked.groups()) <= set(re.findall(r"\w+", story))
+    assert pairs > 60
+
+
+def test_an_asked_name_counts_whatever_mark_ends_the_request() -> None:
+    items = heldout("stories", 200, seed=7)
+    ends = {item.messages[-1]["content"][-1] for item in items if len(item.expected) == 2}
+    assert ends == {".", "?"}
+
+
+def test_neighbouring_tools_share_one_word() -> None:
+    for draw in draws(100):
+        one = tool_pool.composed(draw)
+        other = tool_pool.neighbour(draw, one)
+        words = [tool.family.requests[0].split(" ") for tool in (one, other)]
+        assert sum(a == b for a, b in zip(*words, strict=True)) == 1
+    reminder = next(x for x in tool_pool.families() if "create_reminder" in x.names)
+    beside = [tool_pool.neighbour(draw, tool_pool.declare(draw, reminder)) for draw in draws(60)]
+    assert {x.family.requests[0].split(" ")[0] for x in beside} == {"add", "create", "set"}
 
 
 def test_word_lists_have_no_doubles() -> None:
@@ -384,11 +412,14 @@ def test_workers_give_the_same_batches_in_the_same_order() -> None:
         assert np.array_equal(one.weight_BT, other.weight_BT)
 
 
-SPECIAL = {"count": {"counting"}, "pick": {"counting", "picking", "toolbox"}}
-"""Abilities that only one stage trains."""
+LATE = {"counting", "picking", "toolbox"}
+SPECIAL = {"count": {"counting"}, "pick": LATE, "names": LATE}
+"""Abilities that only late stages train."""
 
 
-@pytest.mark.parametrize("phase", ["start", "main", "long", "both", "count", "pick", "draft"])
+@pytest.mark.parametrize(
+    "phase", ["start", "main", "long", "both", "count", "pick", "names", "draft"]
+)
 def test_plans_know_every_ability_and_share_everything(phase: str) -> None:
     made = plan(phase)
     usual = set(ABILITIES) - set.union(*SPECIAL.values())

@@ -52,6 +52,13 @@ def test_training_never_draws_a_held_out_problem() -> None:
         assert split_of(problem.key) == "heldout"
 
 
+def test_neighbouring_tools_keep_to_their_side() -> None:
+    for side in SIDES:
+        for draw in draws(200, side):
+            other = tool_pool.composed(draw)
+            assert split_of(f"tool {tool_pool.neighbour(draw, other).name}") == side
+
+
 @pytest.mark.parametrize("unusual", [False, True])
 def test_composed_tools_of_both_sides_have_no_name_in_common(unusual: bool) -> None:
     train = {tool_pool.composed(draw, unusual=unusual).name for draw in draws(800)}
@@ -122,14 +129,16 @@ def test_stories_and_facts_keep_to_their_side() -> None:
                 assert split_of(f"{fact.owner} {fact.code}") == side
 
 
-def test_no_batch_of_the_last_stage_has_an_item_of_the_evaluation() -> None:
+@pytest.mark.parametrize("stage", ["pick", "names"])
+def test_no_batch_of_the_last_stages_has_an_item_of_the_evaluation(stage: str) -> None:
     """The evaluation's own requests and pictures against the text and pixels of whole batches."""
-    asked = [heldout(ability, 60, seed=EVALUATED) for ability in ("tools", "vision")]
-    requests = [tuple(encode_text(f"user\n{item.messages[-1]['content']}")) for item in asked[0]]
-    pictures = {item.images[0].tobytes() for item in asked[1]}
+    asked = {name: heldout(name, 60, seed=EVALUATED) for name in ("tools", "vision")}
+    contents = [str(item.messages[-1]["content"]) for item in asked["tools"]]
+    requests = [tuple(encode_text(f"user\n{content}")) for content in contents]
+    pictures = {item.images[0].tobytes() for item in asked["vision"]}
     known = marks()
     for number in range(3):
-        batch = build_batch(plan("pick", 16384), seed=EVALUATED, index=number)
+        batch = build_batch(plan(stage, 16384), seed=EVALUATED, index=number)
         assert pictures.isdisjoint(slot.pixels.tobytes() for slot in batch.images)
         turns = {
             tuple(turn)

@@ -108,6 +108,36 @@ BOXES: Shares = (
 )
 """Shares in the rows of that stage in which eight tools fit."""
 
+NAMES: Shares = (
+    ("arithmetic", 0.08),
+    ("retrieval", 0.07),
+    ("copy", 0.07),
+    ("vision", 0.14),
+    ("counting", 0.04),
+    ("picking", 0.10),
+    ("tools", 0.16),
+    ("json", 0.06),
+    ("definitions", 0.06),
+    ("stories", 0.19),
+    ("chat", 0.03),
+)
+"""The same once pictures are known; stories with the names asked for."""
+
+EIGHT: Shares = (
+    ("arithmetic", 0.03),
+    ("retrieval", 0.16),
+    ("copy", 0.03),
+    ("vision", 0.02),
+    ("picking", 0.05),
+    ("tools", 0.18),
+    ("toolbox", 0.40),
+    ("json", 0.03),
+    ("definitions", 0.02),
+    ("stories", 0.07),
+    ("chat", 0.01),
+)
+"""Shares of that stage in the rows in which eight tools fit."""
+
 PROSE: Shares = (
     ("arithmetic", 0.05),
     ("retrieval", 0.12),
@@ -163,8 +193,9 @@ def plan(phase: str, tokens: int = 65536) -> Plan:
 
     `start` learns form and short answers; `main` is the bulk; `long` stretches retrieval to 16 k
     and keeps everything else alive. `see` is pictures alone, `both` pictures and text, `count` the same
-    with more counting; `pick` the same with counting some and with calls to many tools; `draft` is
-    for the draft head. Raises KeyError for another name.
+    with more counting; `pick` the same with counting some and with calls to many tools; `names` has
+    more of such calls and of stories about given people; `draft` is for the draft head. Raises
+    KeyError for another name.
     """
     frequencies = {
         "start": {512: 0.5, 1024: 0.5},
@@ -174,16 +205,18 @@ def plan(phase: str, tokens: int = 65536) -> Plan:
         "both": {512: 0.3, 1024: 0.46, 4096: 0.12, 16384: 0.12},
         "count": {512: 0.3, 1024: 0.52, 4096: 0.1, 16384: 0.08},
         "pick": {512: 0.2, 1024: 0.44, 4096: 0.3, 16384: 0.06},
+        "names": {512: 0.1, 1024: 0.37, 4096: 0.45, 16384: 0.08},
         "draft": {1024: 0.8, 4096: 0.2},
     }[phase]
     shapes = tuple(
         Shape(seq_len=length, rows=tokens // length, frequency=frequency)
         for length, frequency in frequencies.items()
     )
-    short = {"see": SEE, "both": BOTH, "count": COUNT, "pick": PICK, "draft": PROSE}
+    short = {"see": SEE, "both": BOTH, "count": COUNT, "pick": PICK, "names": NAMES, "draft": PROSE}
+    middle = {"pick": BOXES, "names": EIGHT}
     return Plan(
         shapes=shapes,
         context_weight=0.2 if phase == "start" else 0.1,
         short=short.get(phase, SHORT),
-        middle=BOXES if phase == "pick" else MIDDLE,
+        middle=middle.get(phase, MIDDLE),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def _expected(ability: str, chat: Chat) -> Any:
 def _names_asked(request: str, story: str) -> tuple[str, ...]:
     """Return the names of the request that a story must mention."""
     known = {name for name in lexicon.first_names() if name in story}
-    return tuple(sorted(name for name in known if name in request.replace(".", "").split()))
+    return tuple(sorted(name for name in known if name in re.findall(r"\w+", request)))
 
 
 def heldout(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ class Story:
     hero: str
     friend: str
     subject: str
+    filled: dict[str, str]
 
     @property
     def text(self) -> str:
@@ -128,16 +130,27 @@ def tell(draw: Draw) -> Story:
         filled = slots(draw)
         if split_of(story_key(filled)) == draw.split:
             break
-    rules = grammar()
-    plot = draw.choice(rules.plots)
-    beats = [rules.parts["opening"], rules.parts["setting"], *plot, rules.parts["ending"]]
-    sentences = tuple(draw.choice(beat).format_map(filled) for beat in beats)
     return Story(
-        sentences=sentences,
+        sentences=_sentences(draw, filled),
         hero=filled["hero"],
         friend=filled["friend"],
         subject=filled["a_thing"],
+        filled=filled,
     )
+
+
+def _sentences(draw: Draw, filled: dict[str, str]) -> tuple[str, ...]:
+    rules = grammar()
+    plot = draw.choice(rules.plots)
+    beats = [rules.parts["opening"], rules.parts["setting"], *plot, rules.parts["ending"]]
+    return tuple(draw.choice(beat).format_map(filled) for beat in beats)
+
+
+def _naming_both(draw: Draw, story: Story) -> Story:
+    """The story, told again until its friend is named: one in thirty leaves the friend out."""
+    while story.friend not in re.findall(r"\w+", story.text):
+        story = replace(story, sentences=_sentences(draw, story.filled))
+    return story
 
 
 def story_key(filled: dict[str, str]) -> str:
@@ -146,18 +159,25 @@ def story_key(filled: dict[str, str]) -> str:
 
 
 def make(draw: Draw) -> Chat | Document:
-    """Return a story on request, or as a plain document of one to four stories."""
-    if not draw.single and draw.chance(0.6):
+    """Return a story on request, or as a plain document of one to four stories.
+
+    A story about two people names both; most requests are for such a one, since a model that
+    learned from few of them lets the first do everything.
+    """
+    if not draw.single and draw.chance(0.35):
         count = max(1, min(draw.between(1, 4), draw.room // 260))
         text = "\n\n".join(tell(draw).text for _ in range(count))
         return Document(ability="stories", key="", text=text)
     story = tell(draw)
-    about = [f"{story.hero} and {story.friend}", story.hero]
+    both = f"{story.hero} and {story.friend}"
+    about = [both, story.hero] if draw.single else [both, both, both, both, story.hero]
     if any(story.subject in sentence for sentence in story.sentences):
         about += [story.subject, story.subject]
     if draw.chance(0.3):
         ask = draw.choice(ASKS)
     else:
         ask = draw.choice(ABOUT).format(x=draw.choice(about))
+    if both in ask:
+        story = _naming_both(draw, story)
     thought = f"I tell a story about {story.hero} and {story.friend}."
     return chat(draw, "stories", "", [Turn(user=ask, answer=story.text, reasoning=thought)])

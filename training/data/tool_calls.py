@@ -80,14 +80,24 @@ def _most(draw: Draw) -> int:
     return max(1, min(8, (draw.room - PREAMBLE_TOKENS) // TOKENS_PER_TOOL))
 
 
-def _declared(draw: Draw, count: int, make_tool: Callable[[Draw], Tool]) -> list[Tool]:
-    """Tools of different names and purposes, so that every request has one right tool."""
+def _declared(draw: Draw, count: int, make_tool: Callable[[Draw, list[Tool]], Tool]) -> list[Tool]:
+    """Tools of different names and purposes, so that every request has one right tool.
+
+    `make_tool` is given those declared so far.
+    """
     tools: dict[str, Tool] = {}
     while len(tools) < count:
-        tool = make_tool(draw)
+        tool = make_tool(draw, list(tools.values()))
         if all(tool.purpose != other.purpose for other in tools.values()):
             tools.setdefault(tool.name, tool)
     return list(tools.values())
+
+
+def _alike(draw: Draw, declared: list[Tool]) -> Tool:
+    """A tool hard to guess, two times in five one that shares a word with another."""
+    if declared and draw.chance(0.4):
+        return tool_pool.neighbour(draw, draw.choice(declared))
+    return tool_pool.unusual_tool(draw)
 
 
 def _parallel(draw: Draw) -> int:
@@ -109,7 +119,8 @@ def make(draw: Draw) -> Chat:
     """Return a conversation with one to eight tools; `single` ends at the first call."""
     thinking = wants_thinking(draw)
     most = _most(draw)
-    tools = _declared(draw, most if draw.single else draw.between(1, most), tool_pool.tool)
+    count = most if draw.single else draw.between(1, most)
+    tools = _declared(draw, count, lambda draw, _: tool_pool.tool(draw))
     messages = opening(draw)
     count = 1 if draw.single or draw.chance(0.6) else 2
     rounds = [_uses(draw, tools, _parallel(draw)) for _ in range(count)]
@@ -123,13 +134,15 @@ def make(draw: Draw) -> Chat:
 
 
 def make_toolbox(draw: Draw) -> Chat:
-    """Return up to six tools with names hard to guess, called one after the other, each once.
+    """Return up to eight tools with names hard to guess, called one after the other, each once.
 
-    Many calls behind one declaration: the declaration takes most of the tokens.
+    Many calls behind one declaration: the declaration takes most of the tokens. Nearly as many as
+    fit are declared, mostly.
     """
     thinking = wants_thinking(draw)
-    most = max(2, min(8, _most(draw) * 3 // 4))
-    tools = _declared(draw, draw.between(max(2, most - 2), most), tool_pool.unusual_tool)
+    most = max(2, _most(draw))
+    low = max(2, most - 1 if draw.chance(0.75) else most - 4)
+    tools = _declared(draw, draw.between(low, most), _alike)
     messages = opening(draw)
     called = draw.rng.sample(tools, 1 if draw.single else len(tools))
     rounds = [_uses(draw, [tool], 1) for tool in called]

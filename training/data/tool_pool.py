@@ -133,11 +133,15 @@ def _styled(draw: Draw, verb: str, noun: str, chances: tuple[float, ...] = USUAL
     return f"{verb}{noun.capitalize()}" if camel else f"{noun}_{verb}"
 
 
-def _composed(draw: Draw, *, unusual: bool = False) -> Family:
+def _verb_and_noun(draw: Draw, *, unusual: bool = False) -> tuple[str, str]:
     verbs, nouns = lexicon.choices("tool_parts", "verbs"), lexicon.choices("tool_parts", "nouns")
     verb, noun = draw.choice(verbs), draw.choice(nouns)
     if draw.chance(0.45 if unusual else 0.2):
         noun = values.word(draw)
+    return verb, noun
+
+
+def _composed(draw: Draw, verb: str, noun: str, *, unusual: bool = False) -> Family:
     fields: dict[str, Parameter] = {}
     while len(fields) < 1 or (len(fields) < 4 and draw.chance(0.55)):
         name, kind, description = draw.choice(lexicon.rows("fields"))
@@ -175,9 +179,40 @@ def declare(draw: Draw, family: Family) -> Tool:
 def composed(draw: Draw, *, unusual: bool = False) -> Tool:
     """Return a composed tool whose name is on the wanted side of the split."""
     while True:
-        family = _composed(draw, unusual=unusual)
+        family = _composed(draw, *_verb_and_noun(draw, unusual=unusual), unusual=unusual)
         if split_of(f"tool {family.names[0]}") == draw.split:
             return declare(draw, family)
+
+
+def neighbour(draw: Draw, other: Tool) -> Tool:
+    """Return a composed tool that shares a word with another: whole names tell them apart.
+
+    Of a composed tool it shares the verb or the noun, of one written by hand a verb of the names
+    that such a tool might have (`set_video` beside `create_reminder`); without one, nothing.
+    """
+    while True:
+        verb, noun = _beside(draw, other.family)
+        family = _composed(draw, verb, noun, unusual=True)
+        if split_of(f"tool {family.names[0]}") == draw.split:
+            return declare(draw, family)
+
+
+def _beside(draw: Draw, family: Family) -> tuple[str, str]:
+    """A verb and a noun that are another purpose than the family's."""
+    if not family.result:
+        old_verb, old_noun = family.requests[0].split(" ")
+        while True:
+            verb, noun = _verb_and_noun(draw, unusual=True)
+            verb, noun = (old_verb, noun) if draw.chance(0.5) else (verb, old_noun)
+            if (verb, noun) != (old_verb, old_noun):
+                return verb, noun
+    known = lexicon.choices("tool_parts", "verbs")
+    verbs = sorted({name.split("_")[0] for name in family.names} & set(known))
+    own = " ".join(family.names)
+    while True:
+        verb, noun = _verb_and_noun(draw, unusual=True)
+        if noun not in own and noun not in family.description:
+            return draw.choice(verbs or [verb]), noun
 
 
 def tool(draw: Draw) -> Tool:

@@ -1,4 +1,4 @@
-"""python -m training.trainer.run_stage see|both|count|pick|draft --start DIR --out DIR --steps N […]
+"""python -m training.trainer.run_stage STAGE --start DIR --out DIR --steps N […]
 
 Kept free of torch at import, because data workers import the main module.
 """
@@ -10,9 +10,11 @@ from pathlib import Path
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train the tower or the draft head.")
-    parser.add_argument("stage", choices=("see", "both", "count", "pick", "draft"))
-    parser.add_argument("--start", type=Path, required=True, help="folder of .safetensors files")
+    parser = argparse.ArgumentParser(description="Train one stage after the text model.")
+    parser.add_argument("stage", choices=("see", "both", "count", "pick", "names", "draft"))
+    parser.add_argument(
+        "--start", type=Path, required=True, help="folder of .safetensors or .gguf files"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of weights and log")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--state", type=Path, help="folder of the checkpoint to go on from")

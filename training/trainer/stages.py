@@ -1,5 +1,6 @@
 """The stages after the text model: `see` trains the tower under the frozen text model, `both`,
-`count` and `pick` train both together, `draft` the draft head.
+`count` and `pick` train both together, `names` the text model under the frozen tower, `draft` the
+draft head.
 
 A stage reads the weights that the stage before left, trains for a number of steps with a fresh
 optimizer, and leaves all weights again.
@@ -81,8 +82,9 @@ def learns(stage: str, name: str) -> bool:
     """Whether a stage trains a parameter."""
     if stage == "draft":
         return name.startswith(DRAFT)
-    seen = name.startswith(TOWER) or name == CELLS
-    return seen or (stage != "see" and not name.startswith(DRAFT))
+    if name.startswith(TOWER) or name == CELLS:
+        return stage != "names"
+    return stage != "see" and not name.startswith(DRAFT)
 
 
 def _is_new(name: str) -> bool:
@@ -166,7 +168,7 @@ def _picture_loss(
     learn = params["lm_head.weight"].requires_grad
     rows, seen = rows_of(net.c, s, p, fed, learn=learn)
     loss, parts = batch_loss(net, p, fed.ids_BT, fed.weight_BT, rows)
-    if seen:
+    if seen and params[CELLS].requires_grad:
         read = torch.cat([linear(x, p[CELLS].float()).flatten(0, 1) for x in seen])
         cells = torch.cat([group.cells_MK.flatten() for group in fed.pictures])
         parts["cells"] = cross_entropy(read, cells)
