@@ -68,13 +68,14 @@ class SamplingOverrides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """A set of texts, told in one of three notations.
+    """A set of texts, told in one of four notations.
 
     json_schema: a JSON schema as JSON text. regex: a regular expression that the whole text matches.
-    lark: a grammar in llguidance's form of Lark, with a rule `start`.
+    lark: a grammar in llguidance's form of Lark, with a rule `start`. gbnf: one in llama.cpp's form,
+    with a rule `root`.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
     text: str
 
 

@@ -109,7 +109,7 @@ def test_several_or_odd_prompts_are_refused(prompt):
         ("typical_p", 0.9),
         ("dynatemp_range", 0.5),
         ("lora", [{"id": 0, "scale": 1}]),
-        ("logit_bias", [[1, 2.0]]),
+        ("logit_bias", [[1, "much"]]),
         ("n_probs", 21),
         ("n_predict", 0),
         ("temperature", 3),

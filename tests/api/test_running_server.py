@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import anthropic
+import httpx2
 import openai
 import pytest
 
@@ -191,3 +192,26 @@ def test_case_34_a_schema_binds_both(gpt, claude, model):
         **say(model, "Weather of Ulm for 3 days?", output_config=config)
     )
     assert set(json.loads(message.content[-1].text)) == {"city", "days"}
+
+
+def test_plain_completions_obey_grammars_schemas_and_biases(url):
+    def post(path, **body):
+        asked = {"prompt": "The numbers: ", "temperature": 0, **body}
+        response = httpx2.post(f"{url}{path}", json=asked, headers={"x-api-key": "k"}, timeout=60)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    gbnf = 'root ::= item ("," item){2}\nitem ::= [0-9]{1,3}\n'
+    listed = post("/completion", grammar=gbnf, n_predict=64)
+    assert re.fullmatch(r"\d{1,3}(,\d{1,3}){2}", listed["content"])
+    assert listed["stop_type"] == "eos"
+    schema = json.loads(post("/completion", json_schema=SCHEMA, n_predict=256)["content"])
+    assert schema["city"] in ("Ulm", "Köln")
+    assert 1 <= schema["days"] <= 9
+    form = {"type": "regex", "regex": "(yes|no)!"}
+    said = post("/v1/completions", response_format=form, max_tokens=16)["choices"][0]
+    assert said["text"] in ("yes!", "no!")
+    yes = post(
+        "/completion", grammar='root ::= "yes" | "no"', logit_bias=[["no", False], ["n", False]]
+    )
+    assert yes["content"] == "yes"

@@ -18,8 +18,9 @@ from civetta.api.fields import (
     logprobs_in_range,
     neutral,
 )
+from civetta.api.format_fields import FormatFields, format_of
 from civetta.api.logprobs import LegacyLogprobs
-from civetta.api.plain_request import plain_request
+from civetta.api.plain_request import constraint_for, plain_request
 from civetta.api.prompt_ids import several_prompt_ids
 from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import event, ignored_header, read_request
@@ -55,6 +56,7 @@ class CompletionFields(SharedFields, kw_only=True):
     best_of: int | None = None
     suffix: str | None = None
     return_progress: bool | None = None
+    response_format: FormatFields | None = None
 
     def check(self) -> None:
         """Refuse what is not supported; raises RequestInvalid naming the field."""
@@ -75,7 +77,8 @@ async def completions(request: Request) -> Delivery[Event] | Delivery[Numbered[E
     check_model(request, fields.model)
     prompts = await several_prompt_ids(engine, fields.prompt)
     n = check_choices(fields.n, prompts=len(prompts), best_of=fields.best_of)
-    first = _generate_request(request, fields)
+    form = None if fields.response_format is None else format_of(fields.response_format)
+    first = replace(_generate_request(request, fields), constraint=await constraint_for(form))
     asked = [choice for ids in prompts for choice in choices_of(replace(first, prompt_ids=ids), n)]
     one = len(asked) == 1
     base = {

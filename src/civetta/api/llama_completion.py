@@ -6,6 +6,7 @@ that a buffered reply has.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ from civetta.api.fields import (
     budget_of,
     logprobs_in_range,
     neutral,
+    refuse,
 )
+from civetta.api.llama_bias import llama_bias
 from civetta.api.logprobs import llama_entry
-from civetta.api.plain_request import plain_request
+from civetta.api.plain_request import constraint_for, plain_request
 from civetta.api.prompt_ids import mixed_prompt_ids
 from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import event, ignored_header, read_request
+from civetta.chat.answer_format import AnswerFormat
 from civetta.engine.protocol import Event, Finished, GenerateRequest, Progress, TokenEvent
 from civetta.types import FinishReason
 
@@ -63,15 +67,26 @@ class LlamaFields(SamplingFields, kw_only=True):
     n_indent: int | None = None
     t_max_predict_ms: int | None = None
     post_sampling_probs: bool | None = None
+    lora: list[Any] | None = None
     logit_bias: list[Any] | dict[str, Any] | None = None
     grammar: str | None = None
-    lora: list[Any] | None = None
+    json_schema: dict[str, Any] | None = None
 
     def check(self) -> None:
         """Refuse what is not supported; raises RequestInvalid naming the field."""
         for name, allowed in NEUTRAL.items():
             neutral(name, getattr(self, name), allowed, "it is not supported")
-        neutral("logit_bias", self.logit_bias or None, [], "token biases are not supported")
+        if self.grammar and self.json_schema is not None:
+            refuse("grammar", "json_schema says already what the answer is; send one of them")
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """What the text is bound to, from its first token on."""
+        if self.grammar:
+            return AnswerFormat(kind="gbnf", text=self.grammar, param="grammar")
+        if self.json_schema is None:
+            return None
+        return AnswerFormat(kind="json_schema", schema=self.json_schema, param="json_schema")
 
 
 NEUTRAL: dict[str, object] = {
@@ -83,7 +98,6 @@ NEUTRAL: dict[str, object] = {
     "n_indent": 0,
     "t_max_predict_ms": 0,
     "post_sampling_probs": False,
-    "grammar": "",
     "lora": [],
 }
 """Fields that are known, not acted on, and taken at these values only."""
@@ -96,7 +110,12 @@ async def llama_completion(request: Request) -> Delivery[Event]:
     fields.check()
     check_model(request, fields.model)
     prompt_ids = await mixed_prompt_ids(engine, fields.prompt)
-    generate = _generate_request(request, fields, prompt_ids)
+    generate = replace(
+        _generate_request(request, fields, prompt_ids),
+        constraint=await constraint_for(fields.answer_format),
+    )
+    bias = await asyncio.to_thread(llama_bias, fields.logit_bias, engine.tokenizer)
+    generate = replace(generate, sampling=replace(generate.sampling, logit_bias=bias))
     encoder = LlamaEncoder(
         model=model_id(request),
         fields=fields,
@@ -105,7 +124,7 @@ async def llama_completion(request: Request) -> Delivery[Event]:
         n_ctx=engine.info.context_tokens,
     )
     return Delivery(
-        engine.submit(generate),
+        await asyncio.to_thread(engine.submit, generate),
         encoder,
         stream=bool(fields.stream),
         pace=request.app.state.pace,
@@ -240,6 +259,7 @@ class LlamaEncoder:
             "n_ctx": self._n_ctx,
             "stop": list(self._asked.stop),
             "ignore_eos": self._asked.ignore_eos,
+            "grammar": self._fields.grammar or "",
             "stream": bool(self._fields.stream),
         }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from civetta.api.fields import sampling_of, stops_of
 from civetta.api.service import client_of, timeout_of
 from civetta.decode.presets import resolve, server_overrides
+from civetta.engine.constraining import format_constraint
 from civetta.engine.protocol import GenerateRequest
 
 if TYPE_CHECKING:
@@ -14,7 +16,17 @@ if TYPE_CHECKING:
 
     from civetta.api.completions import CompletionFields
     from civetta.api.llama_completion import LlamaFields
+    from civetta.chat.answer_format import AnswerFormat
     from civetta.options import Settings
+    from civetta.types import Constraint
+
+
+async def constraint_for(form: AnswerFormat | None) -> Constraint | None:
+    """What binds a plain completion from its first token on; worked out on a thread.
+
+    Raises RequestInvalid with code `invalid_schema`.
+    """
+    return None if form is None else await asyncio.to_thread(format_constraint, form)
 
 
 def plain_request(
@@ -25,6 +37,7 @@ def plain_request(
     logprobs: int | None,
     logit_bias: tuple[tuple[int, float], ...] = (),
     prompt_logprobs: int | None = None,
+    constraint: Constraint | None = None,
 ) -> GenerateRequest:
     """The request without its prompt; what the dialects spell alike is read from `fields`.
 
@@ -48,4 +61,5 @@ def plain_request(
         use_cache=fields.cache_prompt is not False,
         client_id=client_of(request),
         prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
     )

@@ -17,13 +17,13 @@ GRAMMAR_BYTES_MAX = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """The form of an answer. `schema` for json_schema, `text` for regex and lark.
+    """The form of an answer. `schema` for json_schema, `text` for regex, lark and gbnf.
 
     `strict` refuses a schema that cannot be carried out in full. `param` is the field's place in
     the request, for errors.
     """
 
-    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
     schema: Mapping[str, Any] | None = None
     text: str = ""
     strict: bool = False

@@ -43,7 +43,21 @@ def engine_text(grammar: Grammar, param: str) -> str:
                 return str(LLMatcher.grammar_from_regex(grammar.text))
             case "lark":
                 return str(LLMatcher.grammar_from_lark(grammar.text))
+            case "gbnf":
+                return str(LLMatcher.grammar_from_lark(_lark_of(grammar.text, param)))
     except ValueError as error:
+        refuse(str(error), param)
+
+
+def _lark_of(gbnf: str, param: str) -> str:
+    """llama.cpp's notation as Lark. Raises RequestInvalid."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(gbnf)
+    except RecursionError:
+        refuse("its groups nest too deeply", param)
+    except Exception as error:  # noqa: BLE001 - what the library raises for bad grammars
         refuse(str(error), param)
 
 

@@ -40,7 +40,7 @@ def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constrain
     form, choice = options.answer_format, options.tool_choice
     tools = _chosen(tools, choice)
     if not tools:
-        return None if form is None else _format_constraint(form)
+        return None if form is None else format_constraint(form)
     must = choice.mode in ("required", "named")
     try:
         loose = _loose_parameters(tools)
@@ -58,13 +58,13 @@ def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constrain
         )
     otherwise = None
     if form is not None and not must:
-        if form.kind == "lark":
+        if form.kind in ("lark", "gbnf"):
             raise RequestInvalid(
                 "A Lark grammar binds the whole answer and leaves no room for calls: leave out the"
                 " tools, or set tool_choice to none.",
                 param=form.param,
             )
-        otherwise = _format_constraint(form).grammar
+        otherwise = format_constraint(form).grammar
     text = calls_grammar(tools, many=many, loose=loose, otherwise=otherwise)
     return Constraint(grammar=Grammar(kind="lark", text=text), param="tools")
 
@@ -84,7 +84,8 @@ def _chosen(tools: Sequence[ToolSpec], choice: ToolChoice) -> Sequence[ToolSpec]
     return tools
 
 
-def _format_constraint(form: AnswerFormat) -> Constraint:
+def format_constraint(form: AnswerFormat) -> Constraint:
+    """What binds a whole answer to a format. Raises RequestInvalid with code `invalid_schema`."""
     grammar = answer_grammar(form)
     problem = _problem(grammar)
     if problem is not None:
