@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from civetta.cache.off import NoRestore
 from civetta.cache.protocol import CacheStats, KeepKind, MissReason, RestorePoint, Tier
 from civetta.engine.protocol import GenerateRequest, ModelInfo
 from civetta.errors import EngineBusy
@@ -222,6 +223,8 @@ class FakeCache:
 
     def begin(self, point, session):
         assert not session.ids
+        if point.tier is Tier.NONE:
+            return NoRestore()
         delay, fault = self.next_restore
         restore = FakeRestore(session, self._asked[: point.cached_tokens], delay, fault)
         self.restores.append(restore)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from civetta.cache.off import NoRestore
 from civetta.cache.protocol import CacheStats, MissReason, RestorePoint, Tier
 
 
@@ -42,6 +43,8 @@ class SnapshotCache:
         )
 
     def begin(self, point, session):
+        if point.tier is Tier.NONE:
+            return NoRestore()
         return SnapshotRestore(session, self.held[self.asked[: point.cached_tokens]])
 
     def keep(self, session, kind, images=()):

@@ -39,7 +39,7 @@ from engine.fakes import (
     script,
 )
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)  # a schedule may share its processor with much else
 TOKENIZER = ByteTokenizer()
 
 
@@ -140,8 +140,43 @@ def test_the_model_is_told_what_comes_next_and_nothing_past_the_prompt():
     model = FakeModel(says(10, "ab"))
     Bench(model, batch=4).reply("0123456789")
     text = [*b"0123456789ab"]
-    chunks = [(4, tuple(text[4:8])), (8, tuple(text[8:10]))]
+    chunks = [(at, tuple(text[at : min(at + 4, 10)])) for at in (0, 4, 8)]
     assert model.expected == [*chunks, (10, (text[10],)), (11, (text[11],))]
+
+
+@pytest.mark.parametrize("lengths", [(3,), (9,), (2, 2), (5, 1), (9, 9), (30, 3, 7)])
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_first_launch_is_announced_at_admission_as_it_comes(lengths, busy):
+    """With nobody, beside a reply, beside prefills: what was announced is the launch to the token."""
+    first, seen = {}, []
+
+    def on_forward(session, ids):
+        if not session.ids:
+            first[id(session)] = tuple(ids)
+
+    model = FakeModel(lambda ids: 97, on_forward=on_forward)
+    expect = model.expect
+
+    def watched(session, ids):
+        if not session.ids:
+            seen.append((id(session), tuple(ids)))
+        expect(session, ids)
+
+    model.expect = watched
+    bench = Bench(model, sessions=4)
+    if busy:
+        bench.submit([1] * 6, max_tokens=60, ignore_eos=True)
+        bench.step(5)
+        seen.clear()
+    for number, length in enumerate(lengths):
+        bench.submit([10 + number] * length, max_tokens=60, ignore_eos=True, client_id=str(number))
+    bench.step()
+    assert seen, "nothing is announced in the step of the admission"
+    assert not set(first) & {key for key, _ in seen}, "announced behind the launch"
+    bench.step(30)
+    assert len(seen) == len(lengths)
+    for key, ids in seen:
+        assert first[key] == ids
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 64])

@@ -63,6 +63,26 @@ def test_a_second_turn_reuses_the_first(engine_of, cold):
         assert (passed, usage.cached_tokens, usage.cache.miss) == (reply, 0, "disabled")
 
 
+def test_hits_and_misses_are_counted_once_a_request(engine_of, tmp_path):
+    """Two cold prompts, one known, one that passes the cache; then from disk, and cold again."""
+
+    def counts(engine):
+        cache = engine.stats().cache
+        return cache.hits_ram_total, cache.hits_disk_total, cache.misses_total
+
+    with engine_of(cache_disk=str(tmp_path)) as engine:
+        asked(engine, PROMPT, 2)
+        asked(engine, PROMPT[::-1], 2)
+        assert counts(engine) == (0, 0, 2)
+        asked(engine, PROMPT, 2)
+        asked(engine, PROMPT, 2, use_cache=False)
+        assert counts(engine) == (1, 0, 2)
+    with engine_of(cache_disk=str(tmp_path)) as engine:
+        asked(engine, PROMPT, 2)
+        asked(engine, [5, *PROMPT], 2)
+        assert counts(engine) == (0, 1, 1)
+
+
 def test_a_restart_reuses_what_is_on_disk(engine_of, cold, tmp_path):
     with engine_of(cache_disk=str(tmp_path)) as engine:
         first, _ = asked(engine, PROMPT)

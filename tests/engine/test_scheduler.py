@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from civetta.engine.scheduler import Budget, Plan, PrefillChunk, Running, Waiting, plan
+from civetta.engine.scheduler import Budget, Plan, PrefillChunk, Running, Waiting, after, plan
 from civetta.engine.shares import PrefillShares, QueueTickets
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)  # a schedule may share its processor with much else
 ALONE = Budget(sessions=1, prefill_batch=100, prefill_chunk=10)
 THREE = Budget(sessions=3, prefill_batch=100, prefill_chunk=10)
 
@@ -125,27 +125,29 @@ class World:
         self.queue.sort(key=lambda task: (task.ticket, task.key))
         prefilling = [task for task in self.running if task.prefilled < task.prompt]
         decoding = [task for task in self.running if task.prefilled == task.prompt]
-        served = self.shares.of({task.client for task in prefilling})
-        made = plan(
-            [Waiting(key=task.key) for task in self.queue],
-            [
-                Running(
-                    key=task.key,
-                    prompt_left=task.prompt - task.prefilled,
-                    client_id=task.client,
-                    client_served=served.get(task.client, 0),
-                    turn=task.turn,
-                )
-                for task in self.running
-            ],
-            self.budget,
-        )
+        made = plan([Waiting(key=task.key) for task in self.queue], self.views(), self.budget)
         assert made != Plan() or not (self.queue or self.running), "work is left, nothing planned"
         tasks = {task.key: task for task in (*self.queue, *self.running)}
         self.check_decode(made, decoding)
         self.check_prefill(made, prefilling, bool(decoding), tasks)
         self.check_admission(made, tasks)
         self.carry_out(made, tasks)
+
+        return made
+
+    def views(self):
+        prefilling = {task.client for task in self.running if task.prefilled < task.prompt}
+        served = self.shares.of(prefilling)
+        return [
+            Running(
+                key=task.key,
+                prompt_left=task.prompt - task.prefilled,
+                client_id=task.client,
+                client_served=served.get(task.client, 0),
+                turn=task.turn,
+            )
+            for task in self.running
+        ]
 
     def check_decode(self, made, decoding):
         """Every due decoder runs each round."""
@@ -247,6 +249,37 @@ def test_clients_that_prefill_all_the_time_get_equal_shares(budget, n_clients, n
         got[task.client] = got.get(task.client, 0) + task.prefilled
     assert len(got) == n_clients
     assert max(got.values()) - min(got.values()) <= budget.prefill_batch
+
+
+@given(budgets, st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=9))
+@settings(max_examples=300, deadline=None)
+def test_the_next_step_is_foretold_while_nobody_ends(budget, prompts):
+    """As the loop does it: behind the admissions, before any of the step's tokens."""
+    world = World(budget)
+    for client, prompt in prompts:
+        world.submit(client, prompt, 10**6)
+    foretold = None
+    for _ in range(60):
+        world.queue.sort(key=lambda task: (task.ticket, task.key))
+        now = plan([Waiting(key=task.key) for task in world.queue], world.views(), budget)
+        admitted = [task for task in world.queue if task.key in now.admit]
+        views = world.views()
+        assert world.step() == now
+        assert foretold in (None, now.prefill)
+        served = {view.client_id: view.client_served for view in views}
+        views += [
+            Running(
+                key=task.key,
+                prompt_left=task.prompt,
+                client_id=task.client,
+                client_served=served.get(task.client, 0),
+                turn=world.step_no,
+            )
+            for task in admitted
+        ]
+        newcomers = {task.client for task in admitted} - served.keys()
+        coming = plan([], after(views, now, step=world.step_no), budget).prefill
+        foretold = None if newcomers else coming  # shares.py decides where those begin
 
 
 def test_a_burst_of_one_client_does_not_hold_up_another():

@@ -14,7 +14,7 @@ from tables import write_table
 from civetta.checkpoint import formats
 from civetta.errors import ReadFailed
 from civetta.ngram.disk_rows import DiskRows
-from civetta.ngram.feed import CHUNKS_KEPT, SHORT_TOKENS, TOKENS_KEPT, RowFeed
+from civetta.ngram.feed import CHUNK_TOKENS_KEPT, SHORT_TOKENS, TOKENS_KEPT, RowFeed
 from civetta.ngram.hash import make_hash
 from civetta.ngram.reader import Fault, available_kinds
 from civetta.ngram.resident_rows import ResidentRows
@@ -121,15 +121,25 @@ def test_prefetching_the_same_again_reads_once(feed):
 
 
 def test_what_nobody_claims_is_bounded(feed, table):
-    for n in range(CHUNKS_KEPT + 5):
-        feed.prefetch([n, *LONG], [7, 8])
+    piece = [i % 50 for i in range(CHUNK_TOKENS_KEPT // 4 - 1)]
+    for n in range(4 + 5):
+        feed.prefetch([n, *piece], [7, 8])
     for n in range(TOKENS_KEPT + 9):
         feed.prefetch([n % 50], [n // 50, 1])
     feed.check()
     assert feed.stats().dropped == 5 + 9
-    for n in (0, CHUNKS_KEPT + 4):
-        assert same(feed.take(feed.begin([n, *LONG], [7, 8])), numbers(table, [n, *LONG], [7, 8]))
+    for n in (0, 4 + 4):
+        assert same(feed.take(feed.begin([n, *piece], [7, 8])), numbers(table, [n, *piece], [7, 8]))
     assert (feed.stats().claimed, feed.stats().plain) == (1, 1)
+
+
+def test_many_short_prompts_are_kept(feed, table):
+    """A step's batch may be many prompts: each piece is claimed where it comes."""
+    for n in range(40):
+        feed.prefetch([n, *LONG], [])
+    for n in range(40):
+        assert same(feed.take(feed.begin([n, *LONG], [])), numbers(table, [n, *LONG], []))
+    assert (feed.stats().claimed, feed.stats().plain) == (40, 0)
 
 
 def test_without_prefetch_nothing_is_read_ahead(table):

@@ -42,6 +42,12 @@ class Admission:
         self._model, self._cache = model, cache
         self._roster, self._tally = roster, tally
         self._new_text, self._clock = new_text, clock
+        self._ready: list[Job] = []
+
+    def take_ready(self) -> list[Job]:
+        """Those whose prefill may begin, since the last call; some may have ended meanwhile."""
+        ready, self._ready = self._ready, []
+        return ready
 
     def admit(self, job: Job) -> None:
         """Start, or start again, a waiting request; it stays in the queue while there is no room.
@@ -65,16 +71,13 @@ class Admission:
             session.attach(job.spans)
         job.request.leave_queue(now_s=self._clock())
         self._roster.admitted(job)
-        if job.request.uses_cache:
-            point = self._cache.find(job.request.sequence_ids, job.images)
-        else:
-            point = RestorePoint(cached_tokens=0, miss=MissReason.DISABLED)
-        job.point = point
-        if point.tier is Tier.NONE:
-            self._restored(job, 0, point.miss)
-        else:
-            job.restore = self._cache.begin(point, session)
-            self.advance(job)
+        if not job.request.uses_cache:
+            job.point = RestorePoint(cached_tokens=0, miss=MissReason.DISABLED)
+            self._restored(job, 0, MissReason.DISABLED)
+            return
+        job.point = self._cache.find(job.request.sequence_ids, job.images)
+        job.restore = self._cache.begin(job.point, session)  # also of nothing: it counts the miss
+        self.advance(job)
 
     def advance(self, job: Job) -> None:
         """Move a restore on; the request prefills from the moment it is complete."""
@@ -103,6 +106,7 @@ class Admission:
             wait_s=job.parking.wait_s,
         )
         request.restored(tokens, saving)
+        self._ready.append(job)
         places = {at: KeepKind.PROMPT for at in point.keep_at if at > tokens}
         job.keep_at = {**places, **{at: kind for at, kind in job.keep_at.items() if at > tokens}}
         if first:

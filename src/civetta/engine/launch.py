@@ -69,7 +69,11 @@ class Launcher:
 
     def expect_newest(self, job: Job) -> None:
         """Tell the model which token the job's next launch begins with."""
-        self._model.expect(job.live, job.request.generated_ids[-1:])
+        self.expect(job, job.request.generated_ids[-1:])
+
+    def expect(self, job: Job, ids: Sequence[int]) -> None:
+        """Tell the model which tokens the job's next launch begins with."""
+        self._model.expect(job.live, ids)
 
     def run(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
         """Launch; logits [n_rows, V] of each part, on the host. Raises what the model raises."""

@@ -133,6 +133,7 @@ class StepLoop:
         )
         self._shares = PrefillShares()
         self._step_began_s: float | None = None
+        self._unread: dict[int, Job] = {}  # admitted, and their first launch was not foretold
 
     # ---- any thread ----------------------------------------------------------------------------
 
@@ -240,6 +241,7 @@ class StepLoop:
         for key in plan.admit:
             jobs[key].turn = self._tally.steps
             self._attempt([jobs[key]], partial(self._admission.admit, jobs[key]))
+        self._foretell(plan)
         if plan.decode:
             self._decoding.run([jobs[key] for key in plan.decode])
         chunks = [(jobs[chunk.key], chunk.n_tokens) for chunk in plan.prefill]
@@ -249,6 +251,26 @@ class StepLoop:
             self._shares.give(job.request.spec.client_id, n_tokens)
         if chunks:
             self._prefill.run(chunks)
+
+    def _foretell(self, plan: scheduler.Plan) -> None:
+        """Have read what new prefills begin with, behind the rest of this step.
+
+        Their first launch is in this step, or in the next one as it will be if nobody ends.
+        """
+        unread = {**self._unread, **{job.key: job for job in self._admission.take_ready()}}
+        self._unread = {key: job for key, job in unread.items() if job.session is not None}
+        if not self._unread:
+            return
+        running = [job for job in self._roster.running() if job.session is not None]
+        coming = scheduler.plan(
+            [],
+            scheduler.after(self._views(running), plan, step=self._tally.steps),
+            self._limits.budget,
+        )
+        sizes = {chunk.key: chunk.n_tokens for chunk in (*coming.prefill, *plan.prefill)}
+        for key in self._unread.keys() & sizes.keys():
+            job = self._unread.pop(key)
+            self._attempt([job], partial(self._prefill.expect, job, sizes[key]))
 
     def _marked(self, waiting: list[Job]) -> list[Job]:
         """Give requests with images the digests that the cache tells them apart by."""

@@ -72,6 +72,11 @@ class Prefill:
                 and part.rows != "all"  # its rows cost more than its tokens: a launch a step
             }
 
+    def expect(self, job: Job, n_tokens: int) -> None:
+        """Have read what a job's next launch needs, which a step makes of `n_tokens` tokens."""
+        _, size = _sizes(job, n_tokens)
+        self._launcher.expect(job, job.request.next_prompt_ids(size))
+
     def _encoded(self, chunks: Sequence[tuple[Job, int]]) -> list[tuple[Job, int]]:
         waits = [(job, n_tokens) for job, n_tokens in chunks if self._images.lacks(job, n_tokens)]
         if waits:
@@ -85,9 +90,7 @@ class Prefill:
         if not self._launcher.reserve(job, n_tokens):
             return
         request, here = job.request, job.live.position
-        if request.scores:
-            n_tokens = min(n_tokens, SCORED_ROWS)
-        size = _up_to(job.next_stop(after=here), here, n_tokens)
+        n_tokens, size = _sizes(job, n_tokens)
         # What is left of this step comes next, or a step as long as this one.
         coming = min(n_tokens - size or n_tokens, request.prompt_left - size)
         coming = _up_to(job.next_stop(after=here + size), here + size, coming)
@@ -140,6 +143,14 @@ class Prefill:
         job.delivered_s = now_s = self._clock()
         if not job.request.generated_ids:
             self._tally.first_token(job.request.usage(now_s=now_s))
+
+
+def _sizes(job: Job, n_tokens: int) -> tuple[int, int]:
+    """Of `n_tokens` prompt tokens in a step: how many it computes, and how many of them first."""
+    here = job.live.position
+    if job.request.scores:
+        n_tokens = min(n_tokens, SCORED_ROWS)
+    return n_tokens, _up_to(job.next_stop(after=here), here, n_tokens)
 
 
 def _up_to(stop: int | None, here: int, n_tokens: int) -> int:

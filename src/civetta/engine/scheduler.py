@@ -11,7 +11,8 @@ the next one: short prompts share a launch, and a short prompt never waits for t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,6 +85,23 @@ def plan(waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget)
         decode=decode,
         prefill=_chunks([request for request in active if request.prompt_left > 0], limit),
     )
+
+
+def after(running: Sequence[Running], done: Plan, *, step: int) -> list[Running]:
+    """Those who run as they will be when `done` is carried out in `step`, should nobody end."""
+    given = {chunk.key: chunk.n_tokens for chunk in done.prefill}
+    served: Counter[str] = Counter()
+    for request in running:
+        served[request.client_id] += given.get(request.key, 0)
+    return [
+        replace(
+            request,
+            prompt_left=request.prompt_left - given.get(request.key, 0),
+            client_served=request.client_served + served[request.client_id],
+            turn=step if request.key in given else request.turn,
+        )
+        for request in running
+    ]
 
 
 def _admitted(

@@ -28,7 +28,7 @@ from civetta.errors import ReadFailed
 from civetta.ngram.decode import RowDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 SHORT_TOKENS = 16
 """Pieces up to here are claimed token by token: a sampled token with its drafts is at most 8."""
-CHUNKS_KEPT = 4
+CHUNK_TOKENS_KEPT = 4 * 8192
+"""Of longer pieces: the largest chunk of four prompts, or as many short prompts as that makes."""
 TOKENS_KEPT = 512
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]
@@ -154,7 +155,7 @@ class RowFeed:
                 ahead[key] = _Part(self.store.submit(rows.reshape(-1)), rows, claimed=True)
                 self._count(prefetched=1)
             at += count
-        while len(ahead) > (TOKENS_KEPT if short else CHUNKS_KEPT):
+        while self._kept_tokens(ahead) > (TOKENS_KEPT if short else CHUNK_TOKENS_KEPT):
             _, oldest = ahead.popitem(last=False)
             oldest.ticket.cancel()
             self._count(dropped=1)
@@ -165,8 +166,8 @@ class RowFeed:
 
     def check(self) -> None:
         """Prove that the books balance."""
-        assert len(self._ahead[True]) <= TOKENS_KEPT
-        assert len(self._ahead[False]) <= CHUNKS_KEPT
+        assert self._kept_tokens(self._ahead[True]) <= TOKENS_KEPT
+        assert self._kept_tokens(self._ahead[False]) <= CHUNK_TOKENS_KEPT
         waiting = sum(map(len, self._ahead.values()))
         s = self._stats
         assert s.prefetched == s.claimed + s.dropped + waiting, "a prefetch was lost"
@@ -181,6 +182,9 @@ class RowFeed:
 
     def _is_short(self, ids: Sequence[int]) -> bool:
         return len(ids) <= SHORT_TOKENS
+
+    def _kept_tokens(self, ahead: Mapping[Key, _Part]) -> int:
+        return sum(len(part.rows_TH) for part in ahead.values())
 
     def _keys(self, ids: Sequence[int], history: Sequence[int]) -> list[Key]:
         """What a claim has to match: the tokens that rows depend on before a piece, and its ids."""
