@@ -8,9 +8,10 @@ import anthropic
 import openai
 import pytest
 
+import clips
 import pictures
 import tiny_vision
-from api.serving import anthropic_sdk, app_of, sdk
+from api.serving import anthropic_sdk, app_of, request, sdk
 from civetta.cli.engine_setup import build_engine
 from civetta.config import load_settings
 
@@ -82,6 +83,61 @@ def test_messages_read_images_of_users_and_of_tools_and_count_them(served):
         done, counted = messages(served, *turns)
         used = done.usage.input_tokens + done.usage.cache_read_input_tokens
         assert used == counted.input_tokens
+
+
+def screenshot():
+    """3456 x 2234 pixels with alpha, as a laptop's whole screen: flat windows and lines of text."""
+    picture = pictures.flat(3456, 2234, "white").convert("RGBA")
+    for row in range(40, 2200, 60):
+        picture.paste("navy", (100, row, 3000 - row, row + 24))
+    return pictures.encoded(picture)
+
+
+@pytest.mark.parametrize("kind", ["chat", "responses", "messages"])
+def test_case_60_a_screenshot_of_a_whole_screen_is_read(served, kind):
+    data = screenshot()
+    if kind == "messages":
+        done, counted = messages(served, ("user", [block(data)]))
+        assert counted.input_tokens == done.usage.input_tokens
+        used = done.usage.input_tokens
+    elif kind == "responses":
+        used = responses(served, {"role": "user", "content": [part(data)]}).usage.input_tokens
+    else:
+        url = {"type": "image_url", "image_url": {"url": pictures.data_url(data)}}
+        body = {"messages": [{"role": "user", "content": [url]}], "max_tokens": 2}
+        reply = request(served, "POST", "/v1/chat/completions", body=body)
+        used = reply.json()["usage"]["prompt_tokens"]
+    assert 900 < used < 1100  # the model's limit of 2**20 pixels, kept in its aspect
+
+
+CURE = r"/v1/chat/completions with a video_url part, or send some of the frames as images"
+
+
+def test_videos_are_refused_with_the_cure_where_an_api_has_none(served):
+    url = pictures.data_url(clips.encoded(clips.greys(4)), "video/mp4")
+    for content in (
+        {"type": "input_video", "video_url": url},
+        {"type": "video_url", "video_url": {"url": url}},
+        {"type": "video", "video": [pictures.data_url(RED)], "fps": 2},
+    ):
+        with pytest.raises(openai.BadRequestError, match=CURE) as caught:
+            responses(served, {"role": "user", "content": [content]})
+        assert caught.value.param == "input[0].content[0]"
+        with pytest.raises(anthropic.BadRequestError, match=CURE) as caught:
+            messages(served, ("user", [{"type": "text", "text": "See"}, content]))
+        assert caught.value.body["error"]["param"] == "messages[0].content[1]"
+    seen = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_video"}]}
+    with pytest.raises(openai.BadRequestError, match=CURE):
+        responses(served, {"role": "user", "content": "See"}, seen)
+    with pytest.raises(anthropic.BadRequestError, match="video_url part"):
+        messages(served, ("user", [block(RED, "video/mp4")]))
+
+
+def test_the_model_says_that_it_takes_pictures_and_videos(served):
+    listed = request(served, "GET", "/v1/models").json()
+    (model,) = listed["data"]
+    assert model["modalities"] == ["text", "image", "video"]
+    assert listed["models"][0]["input_modalities"] == ["text", "image"]  # what Codex can read
 
 
 def test_case_60_formats_and_alpha_work_and_others_are_named(served):

@@ -57,6 +57,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def on_picture(self) -> None:
         self.reply(200, [("Content-Length", "5")], b"bytes")
 
+    def on_typed(self) -> None:
+        kind = self.path.partition("?")[2]
+        self.reply(200, [("Content-Length", "5"), ("Content-Type", kind)], b"bytes")
+
+    def on_large(self) -> None:
+        self.reply(200, [("Content-Length", "1000001")])
+
     def on_endless(self) -> None:
         self.reply(200)
         try:
@@ -135,7 +142,11 @@ def url(server, path: str, host: str = "images.test") -> str:
     return f"https://{host}:{server.server_port}/{path}"
 
 
-@pytest.mark.parametrize("path", ["picture", "picture?x=1", "next", "elsewhere"])
+@pytest.mark.parametrize(
+    "path",
+    ["picture", "picture?x=1", "next", "elsewhere", "typed?image/png", "typed?IMAGE/webp;q=1",
+     "typed?application/octet-stream"],
+)  # fmt: skip
 def test_a_picture_is_fetched(server, path) -> None:
     assert fetcher(server).fetch(url(server, path)) == b"bytes"
 
@@ -149,6 +160,9 @@ def test_a_picture_is_fetched(server, path) -> None:
         ("inside", "inside.test is not on the public network"),
         ("plain", "leads to http, not to https"),
         ("endless", "more than 1000000 bytes"),
+        ("large", "1000001 bytes, and 1000000 are the limit"),
+        ("typed?text/html;charset=utf-8", "sent 'text/html', which is no image"),
+        ("typed?video/mp4", "sent 'video/mp4', which is no image"),
     ],
 )
 def test_other_replies_are_refused(server, path, words) -> None:
@@ -165,6 +179,42 @@ def test_a_redirect_to_nowhere_ends(server) -> None:
 def test_a_slow_sender_is_cut_off(server, path) -> None:
     with pytest.raises(BadImage, match=r"within 0\.3 s"):
         fetcher(server, timeout_s=0.3).fetch(url(server, path))
+
+
+def test_a_slow_name_server_is_not_waited_for(server) -> None:
+    answered = threading.Event()
+
+    def slow(host, port):
+        answered.wait(20)
+        return ["127.0.0.1"]
+
+    began_s = time.monotonic()
+    with pytest.raises(BadImage, match=r"images\.test did not send it within 0\.3 s"):
+        fetcher(server, resolve=slow, timeout_s=0.3).fetch(url(server, "picture"))
+    assert time.monotonic() - began_s < 10
+    answered.set()
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.1", "2130706433", "0x7f.0.0.1", "0177.0.0.1", "[::1]", "[::ffff:7f00:1]",
+             "169.254.169.254", "[fe80::1]", "0.0.0.0", "[64:ff9b::7f00:1]", "224.0.0.1"],
+)  # fmt: skip
+def test_spellings_of_inner_addresses_are_refused_by_the_systems_resolver(server, host) -> None:
+    with pytest.raises(BadImage, match="not on the public network"):
+        ImageFetcher(context=server.trust).fetch(url(server, "picture", host))
+
+
+def test_a_redirect_is_looked_up_anew_and_refused_when_its_name_leads_inside(server) -> None:
+    """The second name server's answer counts for the second address, not the first one's."""
+    asked = []
+
+    def resolve(host, port):
+        asked.append(host)
+        return ["127.0.0.1"] if host == "images.test" else ["127.0.0.1", "192.168.0.9"]
+
+    with pytest.raises(BadImage, match=r"other\.test is not on the public network"):
+        fetcher(server, resolve=resolve).fetch(url(server, "elsewhere"))
+    assert asked == ["images.test", "other.test"]
 
 
 def test_a_false_certificate_is_refused(server) -> None:

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from civetta.chat.message import ImagePart, VideoPart
 
 DETAILS = (None, "auto", "high", "original")
+_VIDEOS = frozenset({"video", "video_url", "input_video"})
+_VIDEO_CURE = (
+    "this API has no parts for videos; ask /v1/chat/completions with a video_url part, or send some"
+    " of the frames as images"
+)
+
+
+def refuse_video(kind: object, param: str) -> None:
+    """Refuse a part of an API that knows no videos; raises RequestInvalid with the cure."""
+    if isinstance(kind, str) and kind in _VIDEOS:
+        refuse(param, _VIDEO_CURE)
 
 
 class ImageParts:

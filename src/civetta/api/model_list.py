@@ -43,7 +43,7 @@ def model_list(model_id: str, info: ModelInfo) -> dict[str, Any]:
 
 def model_entry(model_id: str, info: ModelInfo) -> dict[str, Any]:
     """One model for clients of OpenAI and Anthropic."""
-    inputs = _inputs(info)
+    inputs = [*_inputs(info), *(["video"] if _takes_videos(info) else [])]
     return {
         "id": model_id,
         "object": "model",
@@ -97,5 +97,10 @@ def codex_entry(model_id: str, info: ModelInfo) -> dict[str, Any]:
     }
 
 
+def _takes_videos(info: ModelInfo) -> bool:
+    return info.images is not None and info.images.video_token_id is not None
+
+
+# Codex knows these two words; any other would void its catalogue.
 def _inputs(info: ModelInfo) -> list[str]:
     return ["text"] if info.images is None else ["text", "image"]

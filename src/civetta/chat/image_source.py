@@ -28,6 +28,7 @@ _LABELS = {
     "image/bmp": "BMP",
     "image/x-ms-bmp": "BMP",
 }
+_READ = "image/png, image/jpeg, image/webp, image/gif and image/bmp are read"
 _SHOWN_CHARS = 40
 
 
@@ -129,10 +130,9 @@ def read_data_url(url: str) -> EncodedImage:
         raise BadImage("its data URL is not of the form data:image/png;base64,...")
     declared = _LABELS.get(media_type.strip().lower())
     if declared is None:
-        raise BadImage(
-            f"its data URL says {media_type[:_SHOWN_CHARS]!r}; image/png, image/jpeg, image/webp,"
-            " image/gif and image/bmp are read"
-        )
+        video = media_type.strip().lower().startswith("video/")
+        cure = "a video is a video_url part of /v1/chat/completions" if video else _READ
+        raise BadImage(f"its data URL says {media_type[:_SHOWN_CHARS]!r}; {cure}")
     try:
         data = base64.b64decode("".join(body.split()), validate=True)
     except (binascii.Error, ValueError) as error:

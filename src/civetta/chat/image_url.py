@@ -27,6 +27,8 @@ TIMEOUT_S = 15.0
 MAX_REDIRECTS = 3
 _PIECE_BYTES = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
+# A picture whose server knows no type for it comes as bytes; decoding tells what it is.
+_BYTES = ("application/octet-stream", "binary/octet-stream")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -63,8 +65,7 @@ class ImageFetcher:
     def fetch(self, url: str) -> bytes:
         """The body of a 200 reply; at most MAX_REDIRECTS redirects, each checked like the first.
 
-        Raises BadImage. Connecting and reading together take `timeout_s` at most; looking a name
-        up takes what the system's resolver allows.
+        Raises BadImage. Looking names up, connecting and reading together take `timeout_s` at most.
         """
         deadline_s = time.monotonic() + self.timeout_s
         for _ in range(MAX_REDIRECTS + 1):
@@ -86,6 +87,7 @@ class ImageFetcher:
                         return str(reply.headers.get("Location", ""))
                     if reply.status != 200:
                         raise BadImage(f"{host} answered with status {reply.status}")
+                    _check_type(reply, host)
                     return self._body(reply, deadline_s)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if time.monotonic() >= deadline_s:
@@ -98,7 +100,7 @@ class ImageFetcher:
     ) -> Iterator[http.client.HTTPSConnection]:
         """A connection to an address that was checked; it is cut off at the deadline."""
         port = url.port or 443
-        address = self._checked(host, port)
+        address = self._checked(host, port, deadline_s)
         left_s = max(deadline_s - time.monotonic(), 0.001)
         plain = socket.create_connection((address, port), timeout=left_s)
         held = [plain]
@@ -119,8 +121,8 @@ class ImageFetcher:
             connection.close()
             held[0].close()
 
-    def _checked(self, host: str, port: int) -> str:
-        addresses = self.resolve(host, port)
+    def _checked(self, host: str, port: int, deadline_s: float) -> str:
+        addresses = self._looked_up(host, port, deadline_s)
         for text in addresses:
             if not self.allowed(ipaddress.ip_address(text.partition("%")[0])):
                 raise BadImage(f"{host} is not on the public network")
@@ -128,8 +130,31 @@ class ImageFetcher:
             raise BadImage(f"{host} has no address")
         return addresses[0]
 
+    def _looked_up(self, host: str, port: int, deadline_s: float) -> list[str]:
+        """Addresses of a name. A resolver that takes too long is left to end on its own."""
+        found: list[list[str] | OSError | ValueError] = []
+
+        def ask() -> None:
+            try:
+                found.append(self.resolve(host, port))
+            except (OSError, ValueError) as error:
+                found.append(error)
+
+        asking = threading.Thread(target=ask, name="civetta-resolve", daemon=True)
+        asking.start()
+        asking.join(max(deadline_s - time.monotonic(), 0))
+        if not found:
+            raise TimeoutError
+        answer = found[0]
+        if isinstance(answer, list):
+            return answer
+        raise answer
+
     def _body(self, reply: http.client.HTTPResponse, deadline_s: float) -> bytes:
         pieces: list[bytes] = []
+        size = reply.length or 0
+        if size > self.max_bytes:
+            raise BadImage(f"it has {size} bytes, and {self.max_bytes} are the limit")
         size = 0
         while piece := reply.read(_PIECE_BYTES):
             size += len(piece)
@@ -143,6 +168,16 @@ class ImageFetcher:
         if reply.length:
             raise BadImage("its transfer broke off")
         return b"".join(pieces)
+
+
+def _check_type(reply: http.client.HTTPResponse, host: str) -> None:
+    """Refuse what calls itself a page, a video and so on before it is read.
+
+    Which kind of image it is the bytes say: servers and caches mislabel those among each other.
+    """
+    kind = reply.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind and kind not in _BYTES and not kind.startswith("image/"):
+        raise BadImage(f"{host} sent {kind[:40]!r}, which is no image")
 
 
 def _parsed(url: str) -> SplitResult:

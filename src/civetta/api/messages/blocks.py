@@ -12,6 +12,7 @@ import msgspec
 
 from civetta.api.billing_line import without_billing_line
 from civetta.api.fields import missing, refuse
+from civetta.api.image_fields import refuse_video
 from civetta.api.messages.signature import thought_of
 from civetta.api.wire import decode
 from civetta.chat.message import Message, Part, TextPart, ToolCall, text_message
@@ -186,6 +187,7 @@ class BlockReader:
         kind = document.get("type")
         if kind == "text":
             return TextPart(text=self._read(document, TextBlock, path).text)
+        refuse_video(kind, path)
         if kind != "image":
             document_cure = "send the document's text"
             others = "text, image and tool_result are"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import msgspec
 
 from civetta.api.fields import refuse
+from civetta.api.image_fields import refuse_video
 from civetta.api.wire import decode
 from civetta.chat.message import Message, Part, Role, TextPart, ToolCall, parse_json_object
 from civetta.errors import RequestInvalid
@@ -150,6 +151,8 @@ class ItemReader:
             return
         if kind not in _KINDS:
             _refuse_kind(kind, path)
+        for name in ("content", "output"):
+            _refuse_videos(document.get(name), f"{path}.{name}")
         item, dropped = decode(document, _KINDS[kind], drop_unknown=self._drop_unknown, path=path)
         self.unused += dropped
         match item:
@@ -234,6 +237,13 @@ class _Turn:
         self.thoughts: list[str] = []
         self.parts: list[Part] = []
         self.calls: list[ToolCall] = []
+
+
+def _refuse_videos(parts: object, path: str) -> None:
+    """By their type, since their other fields are unknown too."""
+    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+        if isinstance(part, dict):
+            refuse_video(part.get("type"), f"{path}[{number}]")
 
 
 def _required(text: str | None, path: str) -> str:
