@@ -22,7 +22,8 @@ import numpy as np
 
 from civetta.checkpoint import formats
 from civetta.ngram.layout import Field, RowLocator, Shard, TableLayout
-from civetta.ngram.reader import PAGE_BYTES, TableFiles, available_kinds, open_reader
+from civetta.ngram.reader import PAGE_BYTES, available_kinds, open_reader
+from civetta.ngram.table_files import TableFiles
 
 READS = 65_536  # 16 rows of each of 4,096 tokens
 DECODE_ROWS = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 import threading
 import time
@@ -120,7 +121,7 @@ def test_a_gather_wakes_no_more_readers_than_it_has_reads(table, kind):
 
 
 def test_a_filesystem_that_refuses_direct_reads_is_read_buffered(table, monkeypatch, caplog, kind):
-    monkeypatch.setattr("civetta.ngram.reader._open_direct", lambda _: None)
+    monkeypatch.setattr("civetta.ngram.table_files._open_direct", lambda _: None)
     with caplog.at_level("WARNING"):
         store = DiskRows(table.layout, reader=kind)
     assert not store.files.direct
@@ -204,6 +205,69 @@ def test_a_file_overwritten_while_in_use(store, table):
         file.write(bytes(90))
     with pytest.raises(ReadFailed, match=r"part0.bin was changed while it was in use"):
         gather(store, [0])
+
+
+@pytest.mark.parametrize("how", ["write", "mapping", "same bytes"])
+def test_a_file_overwritten_with_its_old_time_put_back(store, table, how):
+    """The time of change is the old one or another: a write shows in any case."""
+    path = table.layout.paths[0]
+    before = path.stat()
+    if how == "mapping":  # the kernel does not tell of these; the bytes do
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[77 : 77 + 90] = bytes(90)
+            memory.flush()
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    else:
+        with path.open("r+b") as file:
+            file.write(path.read_bytes() if how == "same bytes" else bytes(500))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ReadFailed, match=r"part0.bin was changed while it was in use"):
+        gather(store, [0])
+
+
+def test_a_file_that_was_touched_is_read_on(store, table, caplog):
+    path = table.layout.paths[0]
+    for _ in range(3):
+        os.utime(path)
+        path.chmod(0o600)
+        assert np.array_equal(gather(store, [3, 2999]), table.stored_RB[[3, 2999]])
+    assert caplog.text.count("ngram_file_touched") == 3
+    assert np.array_equal(gather(store, [5]), table.stored_RB[[5]])
+    assert caplog.text.count("ngram_file_touched") == 3
+
+
+def test_rows_that_were_read_while_a_file_was_touched_are_read_again(store, table):
+    rows = np.arange(0, 3000, 50)
+    gather(store, rows)
+    once = store.stats().reads
+    ticket = store.submit(rows)
+    os.utime(table.layout.paths[0])
+    assert np.array_equal(as_asked(ticket.wait()), table.stored_RB[rows])
+    assert store.stats().reads == 3 * once
+    assert np.array_equal(gather(store, [1]), table.stored_RB[[1]])
+
+
+def test_a_file_that_is_touched_for_ever_is_an_error(store, table, monkeypatch):
+    verify, path = store.files.verify, table.layout.paths[0]
+
+    def touched():
+        os.utime(path)
+        return verify()
+
+    monkeypatch.setattr(store.files, "verify", touched)
+    with pytest.raises(ReadFailed, match="touched again and again"):
+        gather(store, [1])
+    monkeypatch.undo()
+    assert np.array_equal(gather(store, [1]), table.stored_RB[[1]])
+
+
+def test_without_a_watch_a_touch_counts_as_a_change(table, kind, monkeypatch):
+    monkeypatch.setattr("civetta.ngram.write_watch.WriteWatch.tells", property(lambda _: False))
+    store = DiskRows(table.layout, reader=kind, cache_bytes=0)
+    os.utime(table.layout.paths[0])
+    with pytest.raises(ReadFailed, match="was changed while it was in use"):
+        gather(store, [1])
+    store.close()
 
 
 def test_a_file_replaced_while_in_use_stays_the_old_one(store, table):

@@ -181,7 +181,7 @@ def _pick(rng: np.random.Generator, rows: int, count: int) -> NDArray[np.int64]:
 
 
 def _is_direct(layout: TableLayout) -> bool:
-    from civetta.ngram.reader import TableFiles
+    from civetta.ngram.table_files import TableFiles
 
     files = TableFiles(layout)
     files.close()

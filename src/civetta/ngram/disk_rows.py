@@ -17,9 +17,10 @@ import torch
 
 from civetta.errors import ReadFailed
 from civetta.ngram.layout import RowLocator
-from civetta.ngram.reader import TableFiles, open_reader
+from civetta.ngram.reader import open_reader
 from civetta.ngram.row_cache import RowCache
 from civetta.ngram.store import StoredRows, StoreStats
+from civetta.ngram.table_files import TableFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +32,8 @@ CACHE_BYTES = 128 << 20
 STALL_S = 60.0
 """A gather fails when no read of it ends for so long: a disk that is gone, not one that is slow."""
 _GIVEN_UP = "The read of n-gram rows was given up; send the request again."
+MOST_READS = 5
+"""Of a gather whose files are touched meanwhile."""
 _GLANCE_S = 1.0  # how often a wait looks up, for Ctrl-C and for stalls
 
 
@@ -91,13 +94,15 @@ class DiskRows:
             self._gathers += 1
             self._rows += len(rows_N)
             self._cached += len(found)
-        missing = rows_N[~held_N]
-        job = None
-        if len(missing):
-            job = self.reader.submit(
-                self._locator.pieces(missing), len(missing) * self.layout.row_bytes
-            )
-        return DiskTicket(self, job, rows_N=rows_N, back_M=back_M, held_N=held_N, found=found)
+        touches, missing = self.files.touches, rows_N[~held_N]
+        job = self.read(missing) if len(missing) else None
+        return DiskTicket(
+            self, job, touches=touches, rows_N=rows_N, back_M=back_M, held_N=held_N, found=found
+        )
+
+    def read(self, rows_N: NDArray[np.int64]) -> ReadJob:
+        """Start to read rows, ascending, each once."""
+        return self.reader.submit(self._locator.pieces(rows_N), len(rows_N) * self.layout.row_bytes)
 
     def keep(self, rows_N: NDArray[np.int64], data_NB: NDArray[np.uint8]) -> None:
         """Take rows that were read into the cache."""
@@ -137,12 +142,13 @@ class DiskTicket:
         store: DiskRows,
         job: ReadJob | None,
         *,
+        touches: int,
         rows_N: NDArray[np.int64],
         back_M: NDArray[np.int64],
         held_N: NDArray[np.bool_],
         found: NDArray[np.uint8],
     ) -> None:
-        self._store, self._job = store, job
+        self._store, self._job, self._touches = store, job, touches
         self._pid = os.getpid()
         self._rows_N, self._back_M = rows_N, back_M
         self._held_N, self._found = held_N, found
@@ -159,7 +165,7 @@ class DiskTicket:
         job, layout = self._job, self._store.layout
         data_NB = self._found
         if job is not None:
-            self._finish(job)
+            job = self._finished(job)
             data_NB = job.data().reshape(-1, layout.row_bytes)
             missing_N = ~self._held_N
             self._store.keep(self._rows_N[missing_N], data_NB)
@@ -180,6 +186,22 @@ class DiskTicket:
         if job is not None and os.getpid() == self._pid:
             job.cancel()
 
+    def _finished(self, job: ReadJob) -> ReadJob:
+        """The job that read the rows while nobody touched their files."""
+        for _ in range(MOST_READS):
+            self._finish(job)
+            touches = self._store.files.verify()
+            if touches == self._touches:
+                return job
+            self._touches = touches
+            job = self._job = self._store.read(self._rows_N[~self._held_N])
+            if self._given_up:  # by another thread, which may not have seen the new job
+                job.cancel()
+        raise ReadFailed(
+            f"{self._store.files.paths[0]} or a file beside it is touched again and again while"
+            " n-gram rows are read; leave the model's files alone and send the request again."
+        )
+
     def _finish(self, job: ReadJob) -> None:
         files = self._store.files
         left, since_s = job.left, time.monotonic()
@@ -196,4 +218,3 @@ class DiskTicket:
             raise files.error(job.failure)
         if job.state == "cancelled":
             raise ReadFailed(_GIVEN_UP)
-        files.verify()

@@ -1,4 +1,4 @@
-"""Readers of table rows: what they share, the files they read, and the choice of one.
+"""Readers of table rows: what they share, and the choice of one.
 
 `uring` keeps a deep queue of reads in flight from one thread; `pool` has up to 128 blocking
 threads, for kernels that do not allow io_uring; `python` does the same without the compiled module.
@@ -6,24 +6,20 @@ threads, for kernels that do not allow io_uring; `python` does the same without 
 
 from __future__ import annotations
 
-import errno
 import logging
-import mmap
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from civetta.errors import CheckpointMalformed, ReadFailed, UsageError
+from civetta.errors import UsageError
 from civetta.log import log_event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from civetta.ngram.layout import Pieces, TableLayout
+    from civetta.ngram.layout import Pieces
 
 KINDS = ("uring", "pool", "python")
 DEPTHS = {"uring": 128, "pool": 128, "python": 32}
@@ -112,89 +108,6 @@ class Reader(Protocol):
         ...
 
 
-class TableFiles:
-    """The files of a table, open for reading past the page cache where the filesystem allows it."""
-
-    def __init__(self, layout: TableLayout, *, direct: bool = True) -> None:
-        self.paths = layout.paths
-        self.direct = direct
-        self.fds: list[int] = []
-        try:
-            for path in self.paths:
-                self._open(path)
-        except BaseException:
-            self.close()
-            raise
-        self._seen = [_version(fd) for fd in self.fds]
-        try:
-            self._check_sizes(layout)
-        except CheckpointMalformed:
-            self.close()
-            raise
-
-    def _open(self, path: Path) -> None:
-        flags = os.O_RDONLY
-        if self.direct:
-            fd = _open_direct(path)
-            if fd is not None:
-                self.fds.append(fd)
-                return
-            self.direct = False
-            log_event(_log, logging.WARNING, "ngram_direct_io_refused", path=path, reads="buffered")
-        try:
-            self.fds.append(os.open(path, flags))
-        except OSError as error:
-            raise ReadFailed(f"Cannot open {path}: {error.strerror}. Check the path.") from error
-
-    def _check_sizes(self, layout: TableLayout) -> None:
-        sizes = {path: size for path, (size, _) in zip(self.paths, self._seen, strict=True)}
-        for field in layout.fields:
-            for shard in field.shards:
-                if shard.offset + shard.rows * field.row_bytes > sizes[shard.path]:
-                    raise CheckpointMalformed(
-                        f"{shard.path} ends before the n-gram table does; it is truncated,"
-                        " download it again."
-                    )
-
-    def verify(self) -> None:
-        """Raise ReadFailed when a file was written to or cut since it was opened.
-
-        A file that was replaced by another of the same name is still the old one here.
-        """
-        fds = tuple(self.fds)
-        if len(fds) != len(self.paths):
-            raise ReadFailed("The n-gram table was closed while rows were read; start again.")
-        for path, fd, seen in zip(self.paths, fds, self._seen, strict=True):
-            if _version(fd) != seen:
-                raise ReadFailed(
-                    f"{path} was changed while it was in use, so rows of the n-gram table cannot be"
-                    " trusted. Put the model's file back and restart."
-                )
-
-    def error(self, failure: Failure) -> ReadFailed:
-        """The error of a failed read, with the file, the place and what to do."""
-        where = f"{self.paths[failure.file]} at byte {failure.offset}"
-        if failure.code == END_OF_FILE:
-            return ReadFailed(
-                f"Reading the n-gram table failed: the file ended too early, {where}. It was"
-                " truncated while in use; put the model's file back and restart."
-            )
-        if failure.code == READER_ENDED:
-            return ReadFailed(
-                f"Reading the n-gram table failed: a reader thread ended, {where}. Send the request"
-                " again."
-            )
-        return ReadFailed(
-            f"Reading the n-gram table failed: {os.strerror(failure.code)}, {where}. Check the disk"
-            " and send the request again."
-        )
-
-    def close(self) -> None:
-        """Close all files; idempotent."""
-        while self.fds:
-            os.close(self.fds.pop())
-
-
 def open_reader(
     fds: Sequence[int], *, largest_bytes: int, kind: str = "auto", depth: int = 0
 ) -> Reader:
@@ -238,28 +151,3 @@ def _refusal(kind: str) -> str:
     if kind == "uring" and not _reader.uring_allowed():
         return "the kernel does not allow io_uring"
     return ""
-
-
-def _open_direct(path: Path) -> int | None:
-    """A descriptor whose reads go past the page cache; None when the filesystem refuses that."""
-    flag = getattr(os, "O_DIRECT", 0)
-    if not flag:
-        return None
-    try:
-        fd = os.open(path, os.O_RDONLY | flag)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return None
-        raise ReadFailed(f"Cannot open {path}: {error.strerror}. Check the path.") from error
-    try:
-        with mmap.mmap(-1, PAGE_BYTES) as page:
-            os.preadv(fd, [page], 0)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _version(fd: int) -> tuple[int, int]:
-    state = os.fstat(fd)
-    return state.st_size, state.st_mtime_ns

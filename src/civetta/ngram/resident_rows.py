@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from civetta.errors import DeviceError, ReadFailed
-from civetta.ngram.reader import TableFiles
 from civetta.ngram.store import StoredRows, StoreStats
+from civetta.ngram.table_files import TableFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
