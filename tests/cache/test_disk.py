@@ -8,79 +8,30 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cache.disk_states import (
+    MODEL,
+    OTHER,
+    PAGE_BYTES,
+    PAGE_TOKENS,
+    assert_reads,
+    key,
+    opened,
+    put,
+    small,
+    sources,
+)
 from civetta.cache import disk_format
-from civetta.cache.disk import DiskTier, NoRoom, RunSource
+from civetta.cache.disk import NoRoom, RunSource
 from civetta.cache.disk_files import Files
 from civetta.cache.disk_folder import FOLDER
 from civetta.cache.disk_format import BadEntry, Run, decode_head, encode_entry
 from civetta.cache.protocol import ImageMark
 from civetta.cache.survey import survey, verify
 from civetta.errors import CacheUnusable
-from civetta.state.snapshot import SmallState
-
-MODEL, OTHER = "ab" * 32, "cd" * 32
-PAGE_TOKENS, PAGE_BYTES = 64, 96
-
-
-def small(tokens, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return SmallState(
-        ids_T=np.arange(tokens, dtype=np.int32) + seed,
-        rope_3T=torch.arange(tokens).expand(3, -1),
-        numbers={"recurrent/base": tokens - tokens % 64},
-        parts={
-            "recurrent/gdn.0.s": torch.randn(2, 3, 3, generator=generator),
-            "recurrent/gdn.0.k": torch.randn(tokens % 64, 2, generator=generator).bfloat16(),
-            "recurrent/ple": torch.zeros(4, 0),
-        },
-        rewindable=min(tokens, 8),
-    )
-
-
-def sources(tokens, salt=b""):
-    """One source a run; contents follow from the run's number and the salt."""
-    pages = -(-tokens // PAGE_TOKENS)
-    made = []
-    for n, start in enumerate(range(0, pages, disk_format.RUN_PAGES)):
-        count = min(disk_format.RUN_PAGES, pages - start)
-        data = (b"%d:%b/" % (n, salt) * PAGE_BYTES)[:PAGE_BYTES] * count
-        known = b"%d:%b" % (n, salt) if count == disk_format.RUN_PAGES else None
-        made.append(RunSource(known=known, pages=count, read=lambda data=data: data))
-    return made
-
-
-def put(tier, key, tokens=100, *, seed=0, salt=b"", victims=(), images=()):
-    tier.publish(
-        key, small(tokens, seed), sources(tokens, salt), images,
-        page_tokens=PAGE_TOKENS, page_bytes=PAGE_BYTES, victims=victims,
-    )  # fmt: skip
-
-
-def assert_reads(tier, key, tokens, *, seed=0, salt=b""):
-    entry, found = tier.read_small(key)
-    wanted = small(tokens, seed)
-    assert (found.ids_T == wanted.ids_T).all()
-    assert torch.equal(found.rope_3T, wanted.rope_3T)
-    assert (found.numbers, found.rewindable) == (wanted.numbers, wanted.rewindable)
-    assert found.parts.keys() == wanted.parts.keys()
-    for name, part in wanted.parts.items():
-        assert part.dtype == found.parts[name].dtype
-        assert torch.equal(part, found.parts[name])
-    runs = [tier.read_run(run) for run in entry.head.runs]
-    assert runs == [source.read() for source in sources(tokens, salt)]
-
-
-def key(n):
-    return f"{n:064x}"
-
-
-def opened(folder, **options):
-    return DiskTier(folder, **{"budget_bytes": 1 << 24, "model": MODEL, **options})
 
 
 def files_of(folder):

@@ -87,6 +87,8 @@ class DiskTier:
         self._serial = 0
         try:
             self._layout.make()
+            for part in (folder, self._layout.root):
+                self._files.sync_folder(part)
             self._handle = claim(self._layout.lock)
         except OSError as error:
             raise CacheUnusable(
