@@ -1,27 +1,20 @@
-"""Images: what encoding costs, how long it holds others up, and whether it leaves text as fast.
+"""Images: what encoding costs, and how long it holds others up.
 
-    python benchmarks/images.py transitions [--rounds 5] [--save FILE]
     python benchmarks/images.py encode [--threads 2] [--layers 27] [--save FILE]
     python benchmarks/images.py stall [--save FILE]
 
-transitions: a long text, pictures, text again, in every order of three requests, without drafts and
-with the model's own head. The last request of each order runs on an engine that has seen the other
-kind and on one that never has, in turn; printed is the ratio of their decoding times a token, and
-the replies have to be the same. The cache is off, so that each request is computed.
 encode: seconds of the embedded tower and of one of the real size (random weights, 1,152 wide), with
 attention by torch on one thread and by the compiled op, in turn.
 stall: the longest time between two tokens of a reply while another user's picture is encoded, against
 the same reply alone.
 
-transitions counts the step thread's processor time with one thread, since other programs may run;
---wall takes the clock on the wall. Runs the embedded model.
+Runs the embedded model. image_transitions.py asks whether images leave text as fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import itertools
 import json
 import os
 import statistics
@@ -33,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from drafting_bench import Bench, run_all
+from drafting_bench import Bench
 from PIL import Image
 
 from civetta.chat.image_source import bytes_part
@@ -55,77 +48,28 @@ if TYPE_CHECKING:
     from civetta.engine.engine import Engine
     from civetta.engine.protocol import GenerateRequest
 
-KINDS = ("text", "images")
 LONG_TEXT = "The red fox ran over the green hill and down to the river to drink. " * 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("transitions", "encode", "stall"):
+    for name in ("encode", "stall"):
         command = commands.add_parser(name)
         command.add_argument("--threads", type=int, default=os.cpu_count() or 1)
         command.add_argument("--save", type=Path)
-        if name == "transitions":
-            command.add_argument("--rounds", type=int, default=5)
-            command.add_argument("--tokens", type=int, default=96)
-            command.add_argument("--wall", action="store_true")
         if name == "encode":
             command.add_argument("--layers", type=int, default=27)
             command.add_argument("--rounds", type=int, default=3)
     a = parser.parse_args()
-    run = {"transitions": transitions, "encode": encode, "stall": stall}[a.command]
+    run = {"encode": encode, "stall": stall}[a.command]
     text = json.dumps({"command": a.command, **run(a)}, indent=2)
     print(text)
     if a.save:
         a.save.write_text(text + "\n", encoding="utf-8")
 
 
-# ---- transitions ------------------------------------------------------------------------------------
-
-
-def transitions(a: argparse.Namespace) -> dict[str, Any]:
-    bench = Bench(str(embedded_model_path()), threads=a.threads, context=4096, cpu_time=not a.wall)
-    report: dict[str, Any] = {"rounds": a.rounds, "tokens": a.tokens}
-    for mode in ("off", "mtp"):
-        with bench.engine(1, mode) as engine:
-            asked = {kind: conversation(engine, kind, a.tokens) for kind in KINDS}
-        for order in itertools.product(KINDS, repeat=3):
-            if len(set(order)) == 1:
-                continue
-            report[f"{mode}: {', '.join(order)}"] = measured(bench, mode, order, asked, a.rounds)
-            print(mode, order, report[f"{mode}: {', '.join(order)}"], file=sys.stderr)
-    return report
-
-
-def measured(
-    bench: Bench,
-    mode: str,
-    order: tuple[str, ...],
-    asked: dict[str, GenerateRequest],
-    rounds: int,
-) -> dict[str, Any]:
-    """Decoding milliseconds a token of the last request, after the order and after its own kind."""
-    last, ms = order[-1], {"mixed": [], "alone": []}  # type: ignore[var-annotated]
-    replies = []
-    with bench.engine(1, mode) as mixed, bench.engine(1, mode) as alone:
-        for number in range(rounds + 1):  # the first one warms up
-            sides = [("mixed", mixed, order), ("alone", alone, (last,) * 3)]
-            for name, engine, kinds in sides if number % 2 else reversed(sides):
-                for kind in kinds[:-1]:
-                    run_all(engine, [asked[kind]])
-                before = engine.stats().decode_s_total
-                ids, _ = run_all(engine, [asked[last]])[0]
-                replies.append(ids)
-                ms[name].append(1e3 * (engine.stats().decode_s_total - before) / len(ids))
-    assert all(ids == replies[0] for ids in replies), "a reply depends on what came before"
-    ratios = [x / y for x, y in zip(ms["mixed"][1:], ms["alone"][1:], strict=True)]
-    return {
-        "mixed_ms": round(statistics.median(ms["mixed"][1:]), 3),
-        "alone_ms": round(statistics.median(ms["alone"][1:]), 3),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-    }
+# ---- requests ---------------------------------------------------------------------------------------
 
 
 def conversation(engine: Engine, kind: str, tokens: int) -> GenerateRequest:
