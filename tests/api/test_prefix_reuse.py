@@ -13,7 +13,7 @@ import pytest
 from api.serving import app_of, http, request
 from civetta.engine.load import load_engine
 from civetta.model.tiny import write_tiny
-from civetta.options import CacheOptions, EngineOptions, ModelOptions, Settings
+from civetta.options import CacheOptions, DraftingOptions, EngineOptions, ModelOptions, Settings
 
 pytestmark = pytest.mark.timeout(120)
 SYSTEM = {"role": "system", "content": "You are careful. " * 12}
@@ -135,6 +135,59 @@ def test_a5_the_same_prompt_twice_and_a_prompt_that_ends_at_a_kept_state(warm, c
         assert got["usage"]["prompt_tokens_details"]["cached_tokens"] < length
 
 
+def test_a6_the_first_repeat_hits_with_a_draft_head_as_without(model, cold):
+    messages = [SYSTEM, user(FACTS * 12)]
+    mtp = DraftingOptions(speculative="mtp", draft_tokens=3)
+    with serving(model) as plain, serving(model, drafting=mtp) as drafting:
+        found = []
+        for app in (plain, drafting):
+            first, again = (chat(app, messages, max_tokens=24) for _ in range(2))
+            assert cached(first) == 0
+            assert prompt_tokens(again) > 700
+            assert text_of(first) == text_of(again)
+            found.append((text_of(first), cached(again)))
+        assert found[0] == found[1]
+        assert found[0][1] == prompt_tokens(again) - 1
+        assert_as_cold(first, cold, messages, max_tokens=24)
+
+
+def test_a7_tools_a_long_prompt_and_a_hit_with_drafts_say_what_a_cold_server_says(model, cold):
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    fields = {"tools": [{"type": "function", "function": function}], "max_tokens": 40}
+    start = [SYSTEM, user(FACTS * 8 + "The word is plum. " + FACTS * 8)]
+    drafting = DraftingOptions(speculative="mtp", draft_tokens=3)
+    with serving(model, drafting=drafting) as app:
+        first = chat(app, start, **fields)
+        turn = [*start, assistant(text_of(first) or "."), user("What is the word?")]
+        second = chat(app, turn, **fields)
+    assert cached(second) >= prompt_tokens(first) - 8
+    assert second["timings"]["draft_n"] > 0
+    for reply, messages in ((first, start), (second, turn)):
+        assert reply["choices"] == chat(cold, messages, **fields)["choices"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a9_a_restart_reuses_what_the_server_before_it_did(model, cold, tmp_path, damaged):
+    messages = [SYSTEM, user("First question.")]
+    disk = CacheOptions(cache_disk=str(tmp_path))
+    with serving(model, cache=disk) as app:
+        turn = [*messages, assistant(text_of(chat(app, messages))), user("And now?")]
+    with serving(model) as app:  # what the next turn reuses without a restart
+        chat(app, messages)
+        wanted = cached(chat(app, turn))
+    if damaged:
+        for path in (tmp_path / "civetta-cache").rglob("*.run"):
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with serving(model, cache=disk) as app:
+        reply = chat(app, turn)
+        again = chat(app, turn)
+    assert wanted > 0
+    assert cached(reply) == (0 if damaged else wanted)
+    assert reply["timings"]["cache_source"] == ("none" if damaged else "disk")
+    assert cached(again) == prompt_tokens(again) - 1
+    assert_as_cold(reply, cold, turn)
+
+
 @pytest.mark.parametrize("way", ["dropped", "dot"])
 def test_a10_an_interrupted_answer_keeps_the_state_before_it(way):
     """With the embedded model's tokens: its opening of an answer is as short as the release's."""
@@ -158,6 +211,19 @@ def test_a10_an_interrupted_answer_keeps_the_state_before_it(way):
         first = prompt_tokens(chat(app, messages, max_tokens=1))
         assert_as_cold(reply, app, turn, max_tokens=3)
     assert cached(reply) >= first - 16
+
+
+def test_a12_a_nonce_in_front_of_the_system_prompt_costs_nothing(warm, cold):
+    def told(nonce, *more):
+        line = f"x-anthropic-billing-header: cc_version=2.1.0; cch={nonce};"
+        blocks = [{"type": "text", "text": text} for text in (line, SYSTEM["content"])]
+        return [{"role": "system", "content": blocks}, user("First question."), *more]
+
+    first = chat(warm, told("36ee5"))
+    turn = told("91c0a", assistant(text_of(first)), user("And now?"))
+    second = chat(warm, turn)
+    assert cached(second) >= prompt_tokens(first) - 8
+    assert_as_cold(second, cold, turn)
 
 
 def test_a14_agents_with_one_prefix_compute_it_once(warm, cold):
