@@ -17,6 +17,7 @@ from civetta.api.keys import KeyRing, read_keys
 from civetta.api.refusal import refusal
 from civetta.api.responses.store import ResponseStore
 from civetta.api.routes import ENDPOINTS, routes
+from civetta.api.seal import ThoughtSeal
 from civetta.api.trace import Trace
 from civetta.api.web_page import page_routes
 from civetta.errors import CivettaError, MethodNotAllowed, RouteNotFound
@@ -38,7 +39,8 @@ def build_app(
     closes `app.state.responses`, where it is not None. Raises UsageError for a file of keys or a
     trace that cannot be used, StoreUnusable for a folder of responses.
     """
-    traffic, keys = Traffic(), KeyRing(read_keys(settings.server))
+    api_keys = read_keys(settings.server)
+    traffic, keys = Traffic(), KeyRing(api_keys)
     path = settings.server.trace
     trace = None if path is None else Trace(Path(path))
     app = Starlette(
@@ -52,6 +54,7 @@ def build_app(
     app.state.settings = settings
     app.state.pace = pace or Pace()
     app.state.responses = _open_store(settings.server)
+    app.state.seal = ThoughtSeal(api_keys)
     app.state.traffic = traffic
     app.state.parsing = asyncio.Semaphore(1)
     app.state.endpoints = ENDPOINTS

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from civetta.api.responses.fields import ResponsesFields
+    from civetta.api.seal import ThoughtSeal
     from civetta.chat.message import ToolSpec
 
 
@@ -38,6 +39,7 @@ def read_conversation(
     *,
     allow_image_urls: bool,
     drop_unknown: bool,
+    seal: ThoughtSeal | None = None,
 ) -> Asked:
     """The instructions, the `earlier` items, the request's own; and the tools on offer.
 
@@ -46,7 +48,8 @@ def read_conversation(
     """
     tools, unused = read_tools(fields.tools, drop_unknown=drop_unknown)
     choice, specs = _choose(fields.tool_choice, tools)
-    reader = ItemReader(ImageParts(allow_urls=allow_image_urls), drop_unknown=drop_unknown)
+    images = ImageParts(allow_urls=allow_image_urls)
+    reader = ItemReader(images, drop_unknown=drop_unknown, seal=seal)
     for index, item in enumerate(earlier):
         reader.read(item, f"previous_response_id.items[{index}]")
     for index, item in enumerate(input_items(fields.input)):

@@ -64,6 +64,7 @@ async def create(request: Request) -> Delivery[ReplyEvent]:
             summary=fields.summary is not None,
             namespaces=asked.namespaces,
             tokens=None if options.logprobs is None else engine.tokenizer,
+            seal=request.app.state.seal if fields.wants_sealed else None,
         ),
         timeout_s=options.timeout_s,
         keep=None if store is None else _keeper(store, fields),
@@ -148,6 +149,7 @@ async def _read(request: Request, fields: ResponsesFields) -> Asked:
         await _earlier(request, fields.previous_response_id),
         allow_image_urls=settings.server.allow_image_urls,
         drop_unknown=settings.server.drop_unknown,
+        seal=request.app.state.seal,
     )
 
 

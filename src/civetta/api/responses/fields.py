@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from civetta.chat.answer_format import AnswerFormat
 
 LOGPROBS = "message.output_text.logprobs"
-# What may be asked to be included; all but log-probabilities belong to things that never appear.
+SEALED = "reasoning.encrypted_content"
+# What may be asked to be included; all but these two belong to things that never appear.
 INCLUDABLE = frozenset(
     {
         LOGPROBS,
-        "reasoning.encrypted_content",
+        SEALED,
         "message.input_image.image_url",
         "file_search_call.results",
         "web_search_call.results",
@@ -154,6 +155,11 @@ class ResponsesFields(SamplingFields, kw_only=True):
         """The form of summary that was asked for."""
         reasoning = self.reasoning or ReasoningFields()
         return reasoning.summary or reasoning.generate_summary
+
+    @property
+    def wants_sealed(self) -> bool:
+        """Whether thoughts come in a form that only this server reads, too."""
+        return SEALED in (self.include or ())
 
     @property
     def keep_reasoning(self) -> bool | None:

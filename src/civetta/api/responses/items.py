@@ -19,6 +19,7 @@ from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
     from civetta.api.image_fields import ImageParts
+    from civetta.api.seal import ThoughtSeal
 
 HOSTED = frozenset(
     {
@@ -134,10 +135,16 @@ _KINDS: dict[str, type[Any]] = {
 
 
 class ItemReader:
-    """Reads items in order; `finish` gives the messages, `unused` the paths without effect."""
+    """Reads items in order; `finish` gives the messages, `unused` the paths without effect.
 
-    def __init__(self, images: ImageParts, *, drop_unknown: bool) -> None:
+    `seal` opens thoughts that this server sealed; others fall back on the text beside them.
+    """
+
+    def __init__(
+        self, images: ImageParts, *, drop_unknown: bool, seal: ThoughtSeal | None = None
+    ) -> None:
         self._images = images
+        self._seal = seal
         self._drop_unknown = drop_unknown
         self._messages: list[Message] = []
         self._turn = _Turn()
@@ -195,6 +202,13 @@ class ItemReader:
     def _reasoning(self, item: ReasoningItem, path: str) -> None:
         if self._turn.parts or self._turn.calls:  # a thought begins a turn
             self._close_turn()
+        sealed = item.encrypted_content
+        if sealed is not None:  # the exact thought goes before what was shown of it
+            thought = None if self._seal is None else self._seal.open(sealed)
+            if thought is not None:
+                self._turn.thoughts.append(thought)
+                return
+            self.unused.append(f"{path}.encrypted_content")
         name = "content" if item.content else "summary"
         parts = self._parts(getattr(item, name) or [], f"{path}.{name}")
         texts = [part.text for part in parts if isinstance(part, TextPart)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from civetta.api.logprobs import TokenBytes
+    from civetta.api.seal import ThoughtSeal
     from civetta.engine.client import ReplyDelta
 
 Event = dict[str, Any]
@@ -26,16 +27,23 @@ class OutputItems:
     """Builds `items` from the deltas of a reply.
 
     summary: the thought is shown as a summary, else as its own text. namespaces: where a function
-    is in one. tokens: spells log-probabilities; None leaves them out.
+    is in one. tokens: spells log-probabilities; None leaves them out. seal: thoughts have
+    `encrypted_content` of it; None leaves that out.
     """
 
     def __init__(
-        self, *, summary: bool, namespaces: Mapping[str, str], tokens: TokenBytes | None
+        self,
+        *,
+        summary: bool,
+        namespaces: Mapping[str, str],
+        tokens: TokenBytes | None,
+        seal: ThoughtSeal | None = None,
     ) -> None:
         self.items: list[dict[str, Any]] = []
         self._summary = summary
         self._namespaces = namespaces
         self._tokens = tokens
+        self._seal = seal
         self._entries: list[dict[str, Any]] = []  # log-probabilities of text that is held back
         self._open = ""  # the kind of the last item, while it grows
         self._grown: list[str] = []  # its text, which the item has once it is closed
@@ -110,6 +118,8 @@ class OutputItems:
     def _close_reasoning(self, item: dict[str, Any], text: str) -> Iterator[Event]:
         part = item["summary" if self._summary else "content"][0]
         part["text"] = text
+        if self._seal is not None:
+            item["encrypted_content"] = self._seal.seal(text)
         if self._summary:
             yield self._at("reasoning_summary_text.done", summary_index=0, text=text)
             yield self._at("reasoning_summary_part.done", summary_index=0, part=part)

@@ -1,0 +1,124 @@
+"""Thoughts that come back sealed: `include: ["reasoning.encrypted_content"]`."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.serving import app_of, request, server
+from api.test_chat_completions import CALL, THOUGHT
+from api.typed_events import response_of, typed_events
+from civetta.api.seal import ThoughtSeal
+from fake_engine import FakeEngine
+
+SEALED = {"include": ["reasoning.encrypted_content"], "store": False}
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+@given(st.text())
+def test_what_was_sealed_opens_again_and_tells_nothing(thought):
+    seal = ThoughtSeal(("k",))
+    sealed = seal.seal(thought)
+    assert seal.open(sealed) == thought
+    assert sealed != seal.seal(thought), "each has a nonce of its own"
+    if len(thought) > 2:
+        assert thought.encode() not in base64.b64decode(sealed.rpartition(".")[2])
+
+
+@given(st.integers(min_value=0), st.integers(1, 255))
+def test_one_changed_byte_anywhere_is_found(place, change):
+    head, _, body = ThoughtSeal(("k",)).seal("I think so.").rpartition(".")
+    data = bytearray(base64.b64decode(body))
+    data[place % len(data)] ^= change
+    assert ThoughtSeal(("k",)).open(f"{head}.{base64.b64encode(data).decode()}") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gAAAAAB", "civetta.1.", "civetta.1.AAAA", "ä", "civetta.1.ä"]
+)
+def test_what_others_made_does_not_open(text):
+    assert ThoughtSeal(("k",)).open(text) is None
+
+
+def test_servers_with_a_key_in_common_read_each_other_and_others_do_not():
+    sealed = ThoughtSeal(("new", "old")).seal("Hm.")
+    assert ThoughtSeal(("old", "new")).open(sealed) == "Hm."
+    assert ThoughtSeal(("old",)).open(sealed) is None
+    assert ThoughtSeal(()).open(ThoughtSeal(()).seal("Hm.")) is None, "no key: one process alone"
+
+
+def ask(app, text, **body):
+    app.state.engine = FakeEngine(text)
+    reply = request(app, "POST", "/v1/responses", body={"input": "Hi", **body})
+    assert reply.status_code == 200, reply.text
+    return reply, app.state.engine
+
+
+def prompt_of(engine):
+    return engine.tokenizer.decode(engine.requests[-1].prompt_ids)
+
+
+def done_items(events):
+    last = response_of(events)
+    assert last["status"] == "completed"
+    return [item["item"] for item in events if item["type"] == "response.output_item.done"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stateless_client_replays_the_exact_thought(stream):
+    """As Codex does: no store, no ids, the shown text left out."""
+    app = app_of(FakeEngine())
+    reply, engine = ask(app, THOUGHT, stream=stream, **SEALED)
+    items = done_items(typed_events(reply.text)) if stream else reply.json()["output"]
+    assert items[0]["type"] == "reasoning"
+    assert items[0]["encrypted_content"].startswith("civetta.1.")
+    turn = [{"role": "user", "content": "Hi"}]
+    for item in items:
+        turn.append({k: v for k, v in item.items() if k not in ("id", "status")})
+    whole = prompt_of(ask(app, "x", input=turn)[1])
+    turn[1] |= {"summary": [], "content": None}
+    back, engine = ask(app, "x", input=turn)
+    assert prompt_of(engine) == whole
+    assert "Let me think." in whole
+    assert "x-civetta-ignored" not in back.headers
+
+
+def test_the_sealed_thought_goes_before_a_summary_that_a_client_rewrote():
+    app = app_of(FakeEngine())
+    done = ask(app, f"Secret.\n</think>\n\n{CALL}", tools=[WEATHER], **SEALED)[0].json()
+    thought = {**done["output"][0], "summary": [{"type": "summary_text", "text": "Other."}]}
+    prompt = prompt_of(
+        ask(app, "x", input=[{"role": "user", "content": "Hi"}, thought, done["output"][1]])[1]
+    )
+    assert "Secret." in prompt
+    assert "Other." not in prompt
+
+
+def test_a_seal_that_does_not_open_is_named_and_the_shown_text_stands_in():
+    item = {"type": "reasoning", "encrypted_content": "gAAAA", "summary": []}
+    item["summary"] = [{"type": "summary_text", "text": "Shown."}]
+    asked = [{"role": "user", "content": "Hi"}, item, {"role": "assistant", "content": "Yes"}]
+    reply, engine = ask(app_of(FakeEngine()), "x", input=asked, reasoning={"context": "all_turns"})
+    assert reply.headers["x-civetta-ignored"] == "input[1].encrypted_content"
+    assert "Shown." in prompt_of(engine)
+
+
+def test_nothing_is_sealed_unasked_and_restarts_with_the_same_key_read_it():
+    assert "encrypted_content" not in ask(app_of(FakeEngine()), THOUGHT)[0].json()["output"][0]
+    keyed = {"headers": {"x-api-key": "k"}}
+    first, second = (app_of(FakeEngine(THOUGHT), **server(api_key=("k",))) for _ in range(2))
+    body = {"input": "Hi", **SEALED}
+    done = request(first, "POST", "/v1/responses", body=body, **keyed).json()
+    thought = {**done["output"][0], "content": None}
+    again = {"input": [{"role": "user", "content": "Hi"}, thought]}
+    assert (
+        "x-civetta-ignored"
+        not in request(second, "POST", "/v1/responses", body=again, **keyed).headers
+    )
