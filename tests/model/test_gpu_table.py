@@ -78,6 +78,9 @@ def test_the_tower_is_placed_for_the_gpu_s_ops(tmp_path):
     )
     want, got = plain.encode(image), placed.encode(image).cpu()
     assert float((got - want).norm() / want.norm()) < 1e-5
+    placed.attended = torch.float16  # what the bfloat16 tower's queries, keys and values are
+    got = placed.encode(image).cpu()
+    assert 0 < float((got - want).norm() / want.norm()) < 1e-3
 
 
 @pytest.mark.gpu

@@ -132,6 +132,26 @@ def test_bf16_follows_float32(model, folder) -> None:
     assert 1e-6 < relative(found, wanted(model, image)) <= 0.01
 
 
+@pytest.mark.parametrize("attended", [torch.float32, torch.float16])  # on a CPU, on a GPU
+def test_bf16_follows_float32_over_the_depth_of_the_real_tower(deep, attended) -> None:
+    model, path = deep
+    image = oracle.prepared(320, 200, 3, check_checkpoint(path).vision.rules)
+    built = tower(path, dtype=torch.bfloat16)
+    built.attended = attended
+    assert 1e-6 < relative(built.encode(image), wanted(model, image)) <= 0.005
+
+
+def test_values_beyond_float16_stay_finite(folder) -> None:
+    """They are cut to its largest; a row of infinities would be a row of NaN."""
+    vision = check_checkpoint(folder).vision
+    built = tower(folder, dtype=torch.bfloat16)
+    built.attended = torch.float16
+    for block in built.weights.blocks:
+        block.qkv.bias_N.fill_(1e6)
+    rows = built.encode(oracle.prepared(64, 64, 3, vision.rules))
+    assert rows.isfinite().all()
+
+
 def test_a_sidecar_gives_the_same_rows(model, folder, sidecar) -> None:
     vision = check_mmproj(sidecar)
     assert vision.rules.min_pixels == 65536  # the file states none: model.md D.1

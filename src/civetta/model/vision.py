@@ -30,13 +30,22 @@ STEP_PATCHES_MIN, STEP_PATCHES_MAX = 64, 1024
 class VisionTower:
     """Weights and ops of the tower; holds no state of any image.
 
-    `dtype` is that of the products' operands; sums, norms and the residual are float32.
+    `dtype` is that of the products' operands, `attended` that of queries, keys and values; sums,
+    norms and the residual are float32. With both in bfloat16, attention is the larger part of what
+    rounding does (docs/measurements/images.md).
     """
 
     def __init__(
-        self, config: VisionConfig, weights: VisionWeights, ops: Ops, dtype: torch.dtype
+        self,
+        config: VisionConfig,
+        weights: VisionWeights,
+        ops: Ops,
+        dtype: torch.dtype,
+        *,
+        attended: torch.dtype = torch.float32,
     ) -> None:
-        self.config, self.weights, self.ops, self.dtype = config, weights, ops, dtype
+        self.config, self.weights, self.ops = config, weights, ops
+        self.dtype, self.attended = dtype, attended
 
     def begin(self, image: PreparedImage) -> ImageEncoding:
         """Start to encode; nothing is computed yet."""
@@ -101,17 +110,20 @@ class VisionTower:
     ) -> Generator[None, None, None]:
         """One layer, in place: all queries, keys and values first, then what they give."""
         ops, c = self.ops, self.config
-        qkv = torch.empty(3, len(x_PD), c.heads, c.head_dim, dtype=self.dtype, device=x_PD.device)
+        most = torch.finfo(self.attended).max
+        qkv = torch.empty(
+            3, len(x_PD), c.heads, c.head_dim, dtype=self.attended, device=x_PD.device
+        )
         for part in parts:
-            new = self._affine(self._norm(x_PD[part], w.norm1), w.qkv).to(self.dtype)
+            new = self._affine(self._norm(x_PD[part], w.norm1), w.qkv)
             q, k, v = new.view(-1, 3, c.heads, c.head_dim).unbind(1)
-            qkv[0, part] = ops.rope(q, cos[part], sin[part])
-            qkv[1, part] = ops.rope(k, cos[part], sin[part])
-            qkv[2, part] = v
+            qkv[0, part] = ops.rope(q, cos[part], sin[part]).clamp_(-most, most)
+            qkv[1, part] = ops.rope(k, cos[part], sin[part]).clamp_(-most, most)
+            qkv[2, part] = v.clamp(-most, most)
             yield
         for part in parts:
             o_PHA = ops.attend_image(qkv[0, part], qkv[1], qkv[2])
-            x = x_PD[part].add_(self._affine(o_PHA.flatten(1), w.out))
+            x = x_PD[part].add_(self._affine(o_PHA.flatten(1).to(self.dtype), w.out))
             hidden = self._affine(self._norm(x, w.norm2), w.fc1)
             x.add_(self._affine(ops.gelu_tanh(hidden).to(self.dtype), w.fc2))
             yield

@@ -7,6 +7,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from civetta.chat.video_rules import VideoRules
 from civetta.checkpoint.gguf_split import gguf_role
 from civetta.checkpoint.source import open_checkpoint
@@ -32,8 +34,6 @@ from civetta.model.vision_weights import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
     from civetta.chat.image_rules import ImageRules
     from civetta.chat.images import PreparedImage
@@ -150,11 +150,17 @@ def bind_vision(binder: Binder, vision: CheckedVision) -> VisionWeights:
 def build_tower(
     vision: CheckedVision, *, dtype: torch.dtype, ops: Ops, device: torch.device | None = None
 ) -> VisionTower:
-    """The tower of a checked file; on the CPU matrices stay views of it."""
+    """The tower of a checked file; on the CPU matrices stay views of it.
+
+    Attention reads float32 on a CPU, which computes in it anyway; on a GPU with `dtype` bfloat16 it
+    reads float16, which is as fast and rounds an eighth as much.
+    """
     weights = bind_vision(Binder(vision.checkpoint, dry=False), vision)
-    if device is not None and device.type != "cpu":
-        weights = place_tower(weights, device, dtype)
-    return VisionTower(vision.config, weights, ops, dtype)
+    if device is None or device.type == "cpu":
+        return VisionTower(vision.config, weights, ops, dtype)
+    weights = place_tower(weights, device, dtype)
+    attended = torch.float16 if dtype == torch.bfloat16 else dtype
+    return VisionTower(vision.config, weights, ops, dtype, attended=attended)
 
 
 def fingerprint(vision: CheckedVision) -> bytes:
