@@ -40,7 +40,7 @@ PAGE = 64
 
 
 def build(args: argparse.Namespace, folder: Path) -> GpuTrunk:
-    device, dtype = torch.device("cuda"), torch.bfloat16
+    device, dtype = torch.device("cuda"), getattr(torch, args.dtype)
     config = flash_next_config(args.layers, args.ngram_base)
     layout = write_random_table(config, args.mix, folder / "table")
     began = time.perf_counter()
@@ -106,6 +106,7 @@ def median(values: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mix", default="q4_k_xl")
+    parser.add_argument("--dtype", default="float16")
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--ngram-base", type=int, default=250_000)
     parser.add_argument("--placement", default="ram")

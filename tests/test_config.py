@@ -77,7 +77,7 @@ def test_configuration_file_from_the_environment(tmp_path):
         ("[sampling]\ntemperature = [1]", ["sampling.temperature", "[1]"]),
         ("[log]\ndebug = 1", ["log.debug", "true or false"]),
         ("[model]\nmodel = 5", ["model.model", "5"]),
-        ("[model]\ndtype = 'f16'", ["model.dtype", "auto, f32 or bf16"]),
+        ("[model]\ndtype = 'f8'", ["model.dtype", "auto, f32, f16 or bf16"]),
         ("[sampling\n", ["not valid TOML"]),
     ],
 )

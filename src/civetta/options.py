@@ -62,8 +62,8 @@ class ModelOptions:
     dtype: str = setting(
         "auto",
         "--dtype TYPE",
-        "Precision of activations; auto is f32 on a CPU and bf16 on a GPU.",
-        choices=("auto", "f32", "bf16"),
+        "Precision of activations; auto is f32 on a CPU and f16, which a GPU alone has, on a GPU.",
+        choices=("auto", "f32", "f16", "bf16"),
     )
     threads: int = setting(
         0, "--threads N", "CPU threads for compute; 0 is one a core.", low=0, high=1024

@@ -75,7 +75,7 @@ def test_no_command_shows_the_help(civetta):
         (["serve", "-v", "--log-level", "warn"], "--log-level"),
         (["serve", "--think", "off", "--reasoning-effort", "max"], "--think is off"),
         (["serve", "--config", "/nowhere.toml"], "/nowhere.toml"),
-        (["diagnose", "--dtype", "f16"], "--dtype is 'f16': give auto, f32 or bf16."),
+        (["diagnose", "--dtype", "f8"], "--dtype is 'f8': give auto, f32, f16 or bf16."),
         (["diagnose", "--json=1"], "--json"),
     ],
 )

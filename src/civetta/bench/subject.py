@@ -12,6 +12,8 @@ import torch
 
 from civetta.engine.load import (
     choose_ops,
+    dtype_name,
+    dtype_of,
     load_trunk_only,
     stored_format,
     table_options,
@@ -51,7 +53,7 @@ class Subject:
         return self.known | {
             "device": str(self.trunk.device),
             "backend": self.trunk.ops.name,
-            "dtype": "bf16" if self.trunk.dtype == torch.bfloat16 else "f32",
+            "dtype": dtype_name(self.trunk.dtype),
             "threads": thread_count(self.settings.model),
             "prefill_batch": self.prefill_batch,
         }
@@ -95,7 +97,7 @@ def random_subject(label: str, settings: Settings, wanted: RandomModel, held: Ex
     )
     from civetta.model.gpu.trunk import GpuTrunk
 
-    dtype = torch.float32 if options.dtype == "f32" else torch.bfloat16
+    dtype = dtype_of(options.dtype, device)
     config = flash_next_config(wanted.layers, wanted.ngram_base)
     folder = held.enter_context(tempfile.TemporaryDirectory(prefix="civetta-bench-"))
     try:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     )
     from civetta.state.session import Session, SessionStore
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
         checked=checked,
         trunk=build_trunk(
             checked,
-            dtype=_dtype(options.dtype, device),
+            dtype=dtype_of(options.dtype, device),
             ops=ops,
             head=draft_head(settings.drafting, checked),
             head_norm=HEAD_NORMS[settings.drafting.mtp_norm],
@@ -194,7 +194,7 @@ def load_engine(settings: Settings) -> Engine:
         parameters=sum(prod(info.shape) for info in checked.checkpoint.tensors.values()),
         format=stored_format(checked),
         device=loaded.device,
-        dtype="bf16" if loaded.trunk.dtype == torch.bfloat16 else "f32",
+        dtype=dtype_name(loaded.trunk.dtype),
         created_s=int(time.time()),
         has_tokenizer=loaded.tokenizer is not None,
         images=images,
@@ -265,11 +265,21 @@ def read_text_side(checked: CheckedModel) -> tuple[Tokenizer | None, ChatTemplat
     return tokenizer, ChatTemplate.from_folder(checkpoint.path, named_tokens=tokenizer.named_tokens)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    """What `--dtype` means; "auto" is float32 on a CPU and bfloat16 on a GPU."""
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """What `--dtype` means; "auto" is float32 on a CPU and float16 on a GPU.
+
+    Raises UsageError for float16 on a CPU, which has no kernels for it.
+    """
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.float32 if device.type == "cpu" else torch.float16
+    if name == "f16" and device.type == "cpu":
+        raise UsageError("--dtype f16 is for GPUs: give f32 or bf16, or add --device cuda.")
     return DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that `--dtype` has for it."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def _available_bytes(device: torch.device) -> int:

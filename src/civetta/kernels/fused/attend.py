@@ -16,18 +16,17 @@ from civetta.kernels.fused.attention import (
     merge_kernel,
     pool_kernel,
     rows_kernel,
-    scores_kernel,
-    select_kernel,
 )
+from civetta.kernels.fused.choice import choose
 from civetta.kernels.matmul.tiling import precision
-from civetta.kernels.qsa.triton import SCRATCH_VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.kernels.fused.launch import Batch
 
-SELECT_BLOCK = 2048
+WARPS, STAGES = 4, 2
+"""Of the reading kernel when rows are many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,33 +91,10 @@ def attend(
         b, eps, N=s.ratio, X=s.index_width, R=half,
         BLOCK=triton.next_power_of_2(s.index_width), num_warps=1,
     )  # fmt: skip
-    kept = torch.empty((t, s.keep), dtype=torch.int32, device=device)
-    if batch.table_tokens // s.ratio > s.keep:
-        _choose(batch, sizes, pages, iq, kept)
+    kept = choose(batch, pages.key, iq, s.ratio, s.keep)
     y = torch.empty((t, s.heads * s.width), dtype=dtype, device=device)
     _read(batch, sizes, pages, q, kept, proj_TN, y)
     return y
-
-
-def _choose(batch: Batch, sizes: AttentionSizes, pages: Pages, iq: Tensor, kept: Tensor) -> None:
-    """The best blocks of every row that sees more than it may read."""
-    s, t, b = sizes, batch.rows, batch.sessions
-    most = batch.table_tokens // s.ratio
-    group = max(1, SCRATCH_VALUES // most)
-    tile = 64  # not fewer: see FEW_COLS of the products
-    for start in range(0, t, group):
-        stop = min(start + group, t)
-        scores = torch.empty((stop - start, most), dtype=torch.float32, device=iq.device)
-        tiles = -(-min(batch.most_rows, stop - start) // tile)
-        scores_kernel[(tiles, -(-most // 64), b)](
-            iq, pages.key, scores, batch.sessions_FB, b, start, stop, most,
-            s.index_width**-0.5, s.keep, N=s.ratio, I=s.index_heads, X=s.index_width, BQ=tile,
-            BB=64, PRECISE=precision(iq.dtype, iq.device), num_warps=4,
-        )  # fmt: skip
-        select_kernel[(stop - start,)](
-            scores, kept, batch.rows_FT, t, start, most, s.keep, N=s.ratio, BLOCK=SELECT_BLOCK,
-            num_warps=8,
-        )  # fmt: skip
 
 
 def _read(
@@ -144,7 +120,8 @@ def _read(
         batch.sessions_FB, t, b, proj_TN.stride(0), s.width**-0.5, s.keep,
         N=s.ratio, G=s.kv_heads, R=shared, A=s.width,
         BM=max(16, triton.next_power_of_2(shared)), PARTITION=PARTITION, PARTS=parts,
-        BESIDE=beside, PRECISE=precision(q.dtype, q.device), num_warps=4,
+        BESIDE=beside, PRECISE=precision(q.dtype, q.device), num_warps=WARPS,
+        num_stages=1 if beside else STAGES,
     )  # fmt: skip
     if beside:
         merge_kernel[(t, s.heads)](

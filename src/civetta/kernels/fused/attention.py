@@ -1,7 +1,7 @@
 """Sparse attention over the sequences of a launch (model.md E.1).
 
 `place_rows` norms and rotates a row's heads and writes its keys; `pool` makes index keys of the
-blocks that these rows complete; `choose` scores blocks and takes the best; `attend` reads the keys.
+blocks that these rows complete; choice.py takes the best blocks; `attend` reads the keys.
 A query that sees at most the budget reads all its keys in the same list form, so that one kernel
 serves every row. Its list is cut into partitions of PARTITION keys from the start; each starts a
 fresh softmax and they are merged in order, beside each other when rows are few, one after another
@@ -19,7 +19,6 @@ import triton.language as tl
 
 from civetta.kernels.fused.launch import (
     FIRST,
-    FIRST_ROW,
     POSITION,
     ROPE_AT,
     ROPE_STRIDE,
@@ -28,11 +27,10 @@ from civetta.kernels.fused.launch import (
     TABLE,
 )
 from civetta.kernels.ops import PAGE_TOKENS
-from civetta.kernels.qsa.triton import keep_best
 from civetta.kernels.residual.triton import sigmoid32
 
 PAGE = tl.constexpr(PAGE_TOKENS)
-PARTITION = 128
+PARTITION = 64
 """Keys of one softmax partition."""
 
 FEW_ROWS = 64
@@ -160,59 +158,6 @@ def pool_kernel(
     tl.store(p_y + c, y.to(key_pages.dtype.element_ty), mask=ok)
 
 
-@triton.jit(do_not_specialize=["B", "start", "stop", "most"])
-def scores_kernel(
-    iq, key_pages, scores, sessions, B, start, stop, most, scale, keep,
-    N: tl.constexpr, I: tl.constexpr, X: tl.constexpr, BQ: tl.constexpr, BB: tl.constexpr,
-    PRECISE: tl.constexpr,
-):  # fmt: skip
-    """Scores of some rows of one session for one tile of blocks."""
-    b = tl.program_id(2)
-    first_row = tl.load(sessions + FIRST_ROW * B + b)
-    count = tl.load(sessions + ROWS * B + b)
-    first = tl.load(sessions + FIRST * B + b)
-    t = tl.maximum(first_row, start) + tl.program_id(0) * BQ + tl.arange(0, BQ)
-    end = tl.minimum(first_row + count, stop)
-    ok_t = t < end
-    newest = first + tl.minimum(tl.max(t, axis=0), end - 1) - first_row
-    most_seen = (newest + 1) // N
-    block = tl.program_id(1) * BB + tl.arange(0, BB)
-    if most_seen <= keep:
-        return
-    if tl.program_id(1) * BB >= most_seen:
-        return
-    table = tl.load(sessions + TABLE * B + b).to(tl.pointer_type(tl.int64))
-    IN_PAGE: tl.constexpr = PAGE // N
-    ok_b = block < most_seen
-    x = tl.arange(0, X)
-    page = tl.load(table + block // IN_PAGE, mask=ok_b, other=0)
-    p_k = key_pages + (page * IN_PAGE + block % IN_PAGE)[None, :] * X + x[:, None]
-    k_t = tl.load(p_k, mask=ok_b[None, :], other=0.0)
-    total = tl.zeros((BQ, BB), dtype=tl.float32)
-    for h in range(I):
-        p_q = iq + (t * I + h)[:, None] * X + x[None, :]
-        b_q = tl.load(p_q, mask=ok_t[:, None], other=0.0)
-        if PRECISE == "":
-            dots = tl.dot(b_q, k_t)
-        else:
-            dots = tl.dot(b_q, k_t, input_precision=PRECISE)
-        total += tl.where(dots > 0.0, dots, 0.0)
-    p_s = scores + (t - start)[:, None] * most + block[None, :]
-    tl.store(p_s, total * scale, mask=ok_t[:, None] & ok_b[None, :])
-
-
-@triton.jit(do_not_specialize=["T", "start", "most"])
-def select_kernel(scores, kept, rows, T, start, most, keep, N: tl.constexpr, BLOCK: tl.constexpr):
-    """The `keep` best blocks of one row, ascending."""
-    i = tl.program_id(0).to(tl.int64)
-    if tl.load(rows + SESSION * T + start + i) < 0:
-        return
-    seen = ((tl.load(rows + POSITION * T + start + i) + 1) // N).to(tl.int32)
-    if seen <= keep:
-        return
-    keep_best(scores + i * most, kept + (start + i) * keep, seen, keep, BLOCK)
-
-
 @triton.jit
 def _merged(top, total, value, new_top, new_total, new_value):
     """Two partial softmaxes joined, the first one first; fused products are written out."""
@@ -239,14 +184,14 @@ def attend_kernel(
         return
     seen = (tl.load(rows + POSITION * T + t) + 1).to(tl.int32)
     table = tl.load(sessions + TABLE * B + b).to(tl.pointer_type(tl.int64))
+    # the list: `listed` tokens of chosen blocks, then those from `tail` on; all keys are a tail from 0
     chosen = seen // N > keep
-    tail = seen - seen % N
-    limit = seen
-    if chosen:
-        limit = keep * N + seen % N
+    listed = tl.where(chosen, keep * N, 0)
+    tail = tl.where(chosen, seen - seen % N, 0)
+    limit = listed + seen - tail
     lane = tl.arange(0, BM)
     a = tl.arange(0, A)
-    n = tl.arange(0, PAGE)
+    n = tl.arange(0, PARTITION)
     ok = lane < R
     at = (t * G + g) * R + lane
     b_q = tl.load(q + at[:, None] * A + a[None, :], mask=ok[:, None], other=0.0)
@@ -258,39 +203,28 @@ def attend_kernel(
         low = tl.program_id(2)
         high = tl.minimum(low + 1, high)
     for part in range(low, high):
-        part_top = tl.full((BM,), float("-inf"), dtype=tl.float32)
-        part_total = tl.zeros((BM,), dtype=tl.float32)
-        part_value = tl.zeros((BM, A), dtype=tl.float32)
-        for start in range(0, PARTITION, PAGE):
-            j = part * PARTITION + start + n
-            known = j < limit
-            token = j
-            if chosen:
-                listed = known & (j < keep * N)
-                block = tl.load(kept + t * keep + j // N, mask=listed, other=0)
-                token = tl.where(j < keep * N, block * N + j % N, tail + j - keep * N)
-            token = tl.where(known, token, 0)
-            place = tl.load(table + token // PAGE, mask=known, other=0) * PAGE + token % PAGE
-            k_t = tl.load(k_pages + (place * G + g)[None, :] * A + a[:, None],
-                          mask=known[None, :], other=0.0)  # fmt: skip
-            if PRECISE == "":
-                scores = tl.dot(b_q, k_t) * scale
-            else:
-                scores = tl.dot(b_q, k_t, input_precision=PRECISE) * scale
-            scores = tl.where(known[None, :] & ok[:, None], scores, float("-inf"))
-            new = tl.maximum(part_top, tl.max(scores, axis=1))
-            shift = tl.where(new == float("-inf"), 0.0, new)
-            weights = tl.exp(scores - shift[:, None])
-            fade = tl.exp(part_top - shift)
-            part_total = tl.fma(part_total, fade, tl.sum(weights, axis=1))
-            b_v = tl.load(v_pages + (place * G + g)[:, None] * A + a[None, :],
-                          mask=known[:, None], other=0.0)  # fmt: skip
-            part_value = part_value * fade[:, None]
-            if PRECISE == "":
-                part_value = tl.dot(weights.to(b_v.dtype), b_v, part_value)
-            else:
-                part_value = tl.dot(weights, b_v, part_value, input_precision=PRECISE)
-            part_top = new
+        j = part * PARTITION + n
+        known = j < limit
+        block = tl.load(kept + t * keep + j // N, mask=j < listed, other=0)
+        token = tl.where(j < listed, block * N + j % N, tail + j - listed)
+        place = tl.load(table + token // PAGE, mask=known, other=0) * PAGE + token % PAGE
+        k_t = tl.load(k_pages + (place * G + g)[None, :] * A + a[:, None],
+                      mask=known[None, :], other=0.0)  # fmt: skip
+        if PRECISE == "":
+            scores = tl.dot(b_q, k_t) * scale
+        else:
+            scores = tl.dot(b_q, k_t, input_precision=PRECISE) * scale
+        scores = tl.where(known[None, :] & ok[:, None], scores, float("-inf"))
+        part_top = tl.max(scores, axis=1)
+        shift = tl.where(part_top == float("-inf"), 0.0, part_top)
+        weights = tl.exp(scores - shift[:, None])
+        part_total = tl.sum(weights, axis=1)
+        b_v = tl.load(v_pages + (place * G + g)[:, None] * A + a[None, :],
+                      mask=known[:, None], other=0.0)  # fmt: skip
+        if PRECISE == "":
+            part_value = tl.dot(weights.to(b_v.dtype), b_v)
+        else:
+            part_value = tl.dot(weights, b_v, input_precision=PRECISE)
         top, total, value = _merged(top, total, value, part_top, part_total, part_value)
     if BESIDE:
         out = at * PARTS + tl.program_id(2)

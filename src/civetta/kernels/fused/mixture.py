@@ -34,6 +34,12 @@ class Mixture:
     slots: int
 
 
+def hidden_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The operands' dtype between an expert's products: a gate times an up row has no norm that
+    bounds it, and float16 ends at 65504."""
+    return torch.bfloat16 if dtype == torch.float16 else dtype
+
+
 def mixture(batch: Batch, w: Mixture, h_TD: Tensor, inject: Tensor) -> Written:
     """What the experts and the shared expert add to the streams, not yet added up."""
     t, device, dtype = h_TD.shape[0], h_TD.device, h_TD.dtype
@@ -42,7 +48,8 @@ def mixture(batch: Batch, w: Mixture, h_TD: Tensor, inject: Tensor) -> Written:
     product(h_TD, w.router, logits, batch.counts, wide=True)
     ids, weights = route(logits[:, :experts], w.slots)
     count = t * w.slots
-    hidden = torch.empty((count, w.gate_up.rows // 2), dtype=dtype, device=device)
+    inside = hidden_dtype(dtype)
+    hidden = torch.empty((count, w.gate_up.rows // 2), dtype=inside, device=device)
     y = torch.empty((t, w.slots, width), dtype=torch.float32, device=device)
     flat = y.view(count, width)
     if t <= DIRECT_ROWS:
@@ -53,7 +60,7 @@ def mixture(batch: Batch, w: Mixture, h_TD: Tensor, inject: Tensor) -> Written:
         groups = group_rows(ids, experts)
         product(h_TD, w.gate_up, hidden, None, groups=groups, divisor=w.slots, pair=True)
         product(hidden, w.down, flat, None, groups=groups)
-    inner = torch.empty((t, w.shared_gate_up.rows // 2), dtype=dtype, device=device)
+    inner = torch.empty((t, w.shared_gate_up.rows // 2), dtype=inside, device=device)
     product(h_TD, w.shared_gate_up, inner, batch.counts, pair=True)
     shared = torch.empty((t, width), dtype=torch.float32, device=device)
     product(inner, w.shared_down, shared, batch.counts)

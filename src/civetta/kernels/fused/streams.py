@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from civetta.kernels.packed import PackedHyper
 
+ENTER_ROWS = 8
+"""Rows of a program of `enter` when rows are many."""
+
 MIX_COLS = 64
 """Columns of a tile of `mix`; see FEW_COLS of the products."""
 
@@ -86,34 +89,42 @@ def combined(y, weights, shared, shared_mix, t, c, ok, mix_stride, D, M: tl.cons
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def enter_kernel(
     x, y, weights, shared, shared_mix, inject, gain, w_inject, normed, scale, inject_out,
-    mix_stride, eps, D: tl.constexpr, S: tl.constexpr, M: tl.constexpr, SHARED: tl.constexpr,
-    WRITE: tl.constexpr, INJECT: tl.constexpr, BLOCK: tl.constexpr,
+    mix_stride, eps, T, D: tl.constexpr, S: tl.constexpr, M: tl.constexpr, SHARED: tl.constexpr,
+    WRITE: tl.constexpr, INJECT: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One stream of one row: x += strength * y, its norm, its part of the next strengths."""
-    t, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    c = tl.arange(0, BLOCK)
+    """One stream of ROWS rows: x += strength * y, its norm, its part of the next strengths.
+
+    Gains and the strengths' weights are read once for all rows; LANES >= S is a power of two.
+    """
+    j = tl.program_id(1)
+    c, i = tl.arange(0, BLOCK), tl.arange(0, LANES)
     ok = c < D
-    at = (t * S + j) * D + c
-    b_x = tl.load(x + at, mask=ok, other=0.0)
-    if WRITE:
-        raw = 0.0
-        for i in tl.static_range(S):
-            raw += tl.load(inject + (t * S + i) * S + j)
-        strength = 2.0 * sigmoid32(raw / S)
-        b_y = combined(y, weights, shared, shared_mix, t, c, ok, mix_stride, D, M, SHARED)
-        b_x = tl.fma(b_y, strength + tl.zeros(c.shape, tl.float32), b_x)
-        tl.store(x + at, b_x, mask=ok)
-    b_scale = tl.rsqrt(tl.sum(b_x * b_x, axis=0) / D + eps)
-    b_n = b_x * b_scale * tl.load(gain + j * D + c, mask=ok, other=0.0)
-    tl.store(normed + at, b_n.to(normed.dtype.element_ty), mask=ok)
-    tl.store(scale + t * S + j, b_scale)
+    b_gain = tl.load(gain + j * D + c, mask=ok, other=0.0)
     if INJECT:
-        for i in tl.static_range(S):
-            w = tl.load(w_inject + (i * S + j) * D + c, mask=ok, other=0.0)
-            tl.store(inject_out + (t * S + j) * S + i, tl.sum(b_n * w, axis=0))
+        w = tl.load(w_inject + (i[:, None] * S + j) * D + c[None, :],
+                    mask=(i < S)[:, None] & ok[None, :], other=0.0)  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    for t in range(first, tl.minimum(first + ROWS, T)):
+        at = (t * S + j) * D + c
+        b_x = tl.load(x + at, mask=ok, other=0.0)
+        if WRITE:
+            raw = 0.0
+            for n in tl.static_range(S):
+                raw += tl.load(inject + (t * S + n) * S + j)
+            strength = 2.0 * sigmoid32(raw / S)
+            b_y = combined(y, weights, shared, shared_mix, t, c, ok, mix_stride, D, M, SHARED)
+            b_x = tl.fma(b_y, strength + tl.zeros(c.shape, tl.float32), b_x)
+            tl.store(x + at, b_x, mask=ok)
+        b_scale = tl.rsqrt(tl.sum(b_x * b_x, axis=0) / D + eps)
+        b_n = b_x * b_scale * b_gain
+        tl.store(normed + at, b_n.to(normed.dtype.element_ty), mask=ok)
+        tl.store(scale + t * S + j, b_scale)
+        if INJECT:
+            tl.store(inject_out + (t * S + j) * S + i, tl.sum(b_n[None, :] * w, axis=1), mask=i < S)
 
 
 def enter(
@@ -135,12 +146,14 @@ def enter(
         if written.shared is not None and written.shared_mix is not None:
             shared, mix = written.shared, written.shared_mix
             mix_stride = mix.stride(0)
-    enter_kernel[(rows, streams)](
+    each = 1 if rows <= FEW_ROWS else ENTER_ROWS
+    enter_kernel[(-(-rows // each), streams)](
         x_TSD, y, weights, shared, mix, x_TSD if written is None else written.inject,
         w.gain_SD, x_TSD if w.inject is None else w.inject.codes, normed, scale,
-        scale if inject is None else inject, mix_stride, eps, D=width, S=streams, M=slots,
+        scale if inject is None else inject, mix_stride, eps, rows, D=width, S=streams, M=slots,
         SHARED=written is not None and written.shared is not None, WRITE=written is not None,
-        INJECT=inject is not None, BLOCK=triton.next_power_of_2(width), num_warps=8,
+        INJECT=inject is not None, BLOCK=triton.next_power_of_2(width),
+        LANES=triton.next_power_of_2(streams), ROWS=each, num_warps=8,
     )  # fmt: skip
     return Entered(normed=normed, scale=scale, inject=inject)
 
