@@ -121,7 +121,7 @@ def test_environment_mistakes_name_the_variable():
         ("temperature", "2.01"), ("temperature", "nan"), ("temperature", "inf"),
         ("temperature", ""), ("top_p", "-0.1"), ("top_k", "1.0"), ("top_k", "-1"),
         ("seed", str(2**64)), ("seed", "-1"), ("context", "9" * 30), ("device", "gpu"),
-        ("device", "cuda:"), ("device", "cpu:0"), ("dtype", "f16"), ("think", "yes"),
+        ("device", "cuda:"), ("device", "cpu:0"), ("dtype", "f8"), ("think", "yes"),
         ("reasoning_effort", "none"), ("port", "65536"), ("host", "a b"), ("host", ""),
         ("api_key", "é"), ("api_key", ""), ("model", ""), ("max_tokens", "-2"), ("max_tokens", "0"),
         ("repeat_penalty", "0"), ("prefill_batch", "63"), ("prefill_batch", "8193"),
