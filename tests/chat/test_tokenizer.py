@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import unicodedata
 
 import gguf
@@ -235,7 +237,39 @@ def test_other_threads_run_while_a_long_text_is_encoded(packed, monkeypatch):
     assert sum(lengths) == 15 * 20_000
 
 
+def test_other_threads_run_while_a_word_without_end_is_encoded(packed):
+    word = "qwertzuiop1234é" * 30_000
+    done, gaps_s = threading.Event(), [0.0]
+
+    def watch():
+        last_s = time.perf_counter()
+        while not done.is_set():
+            now_s = time.perf_counter()
+            gaps_s.append(now_s - last_s)
+            last_s = now_s
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    began_s = time.perf_counter()
+    ids = packed.encode(word)
+    took_s = time.perf_counter() - began_s
+    done.set()
+    thread.join()
+    assert max(gaps_s) < took_s / 2, "with the lock held it is all of it"
+    assert packed.decode(ids) == word
+
+
+@given(text=st.text(max_size=60), locked=st.integers(0, 4))
+def test_both_ways_to_the_library_give_the_same_ids(packed, text, locked):
+    whole = packed.encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("civetta.chat.tokenizer.LOCKED_CHARS", locked)
+        assert packed.encode(text) == whole
+
+
 def test_lone_surrogates_are_refused(packed):
+    with pytest.raises(RequestInvalid, match="surrogate"):
+        packed.encode("a" * 5000 + "\ud800b")
     with pytest.raises(RequestInvalid, match="surrogate"):
         packed.encode("a\ud800b")
 
