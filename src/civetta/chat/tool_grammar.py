@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from civetta.chat.coerce import admitted_types
 from civetta.chat.schema import AS_RENDERED, with_layout
+from civetta.chat.tool_strings import is_bounded, text_terminal
 from civetta.chat.tools import CALL_CLOSE, CALL_OPEN, json_text
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ class _Tool:
     def _parameter(self, name: str, head: str, schema: object, key: str | None) -> list[str]:
         label = f"{self._label}_{name}"
         more, last = f"{self._label}_more::_", self._may_end()
+        if takes_text(schema, self._root) and self._is_bounded(schema, key):
+            assert isinstance(schema, Mapping), "what is bounded is a mapping"
+            return self._bounded_text(label, head, schema)
         if takes_text(schema, self._root):
             return [
                 f"{label}::_: {head} text_more {more}{self._may_go_on()} | {head} text_last{last}"
@@ -146,6 +150,21 @@ class _Tool:
             f'{label}::_: {head} "\\n" {value} {_quoted(_MORE)} {more}{self._may_go_on()}'
             f' | {head} "\\n" {value} {_quoted(_LAST)}{last}',
             f"{value}: {self._value(schema, key)}",
+        ]
+
+    def _is_bounded(self, schema: object, key: str | None) -> bool:
+        loose = key is not None and LooseParameter(self._tool.name, key) in self._loose
+        return not loose and is_bounded(schema)
+
+    def _bounded_text(self, label: str, head: str, schema: Mapping[str, Any]) -> list[str]:
+        """The rules of a text that has a pattern, lengths or a format."""
+        more, last = f"{self._label}_more::_", self._may_end()
+        text = f"{label.upper()}_TEXT"
+        return [
+            f"{label}::_: {head} {label}_m {more}{self._may_go_on()} | {head} {label}_l{last}",
+            f"{label}_m[lazy]: {text} {_quoted(_MORE)}",
+            f"{label}_l[lazy]: {text} {_quoted(_LAST)}",
+            f"{text}: {text_terminal(schema)}",
         ]
 
     def _may_end(self) -> str:

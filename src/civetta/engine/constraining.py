@@ -15,6 +15,7 @@ from civetta.chat.tool_grammar import (
     parameter_schema,
     takes_text,
 )
+from civetta.chat.tool_strings import is_bounded, text_terminal, unknown_format
 from civetta.decode.grammar_text import json_grammar, problem_of
 from civetta.errors import RequestInvalid
 from civetta.types import Constraint, Grammar
@@ -103,17 +104,23 @@ def _loose_parameters(tools: Sequence[ToolSpec]) -> list[LooseParameter]:
     """
     for index, tool in enumerate(tools):
         check_bounds(tool.parameters, f"tools[{index}].parameters")
+        if tool.strict is True:
+            _check_formats(tool, f"tools[{index}].parameters")
     if _problem(Grammar(kind="lark", text=call_tail_grammar(tools))) is None:
         return []
     loose = []
     for index, tool in enumerate(tools):
         properties = tool.parameters.get("properties")
         for name, schema in (properties if isinstance(properties, Mapping) else {}).items():
-            if takes_text(schema, tool.parameters):
-                continue
             strict = tool.strict is True
-            document = parameter_schema(schema, tool.parameters, strict=strict)
-            problem = _problem(json_grammar(document))
+            if takes_text(schema, tool.parameters):
+                if not is_bounded(schema):
+                    continue
+                text = f"start: TEXT\nTEXT: {text_terminal(schema)}"
+                problem = _problem(Grammar(kind="lark", text=text))
+            else:
+                document = parameter_schema(schema, tool.parameters, strict=strict)
+                problem = _problem(json_grammar(document))
             if problem is None:
                 continue
             if strict:
@@ -124,6 +131,17 @@ def _loose_parameters(tools: Sequence[ToolSpec]) -> list[LooseParameter]:
     if problem is not None:
         _refuse("tools", "", problem, code="invalid_tools")
     return loose
+
+
+def _check_formats(tool: ToolSpec, place: str) -> None:
+    """Raise RequestInvalid for a text of a strict tool whose format is not carried out."""
+    properties = tool.parameters.get("properties")
+    for name, schema in (properties if isinstance(properties, Mapping) else {}).items():
+        if takes_text(schema, tool.parameters) and isinstance(schema, Mapping):
+            form = unknown_format(schema)
+            if form is not None:
+                problem = f"the format {form[:40]!r} is not known"
+                _refuse(place, f"/properties/{name}", problem, code="invalid_tools")
 
 
 def _culprit(schema: Mapping[str, Any], problem: str, *, strict: bool) -> tuple[str, str]:
