@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from cache.disk_states import FaultyFiles
 from cache.worlds import World, assert_turn, finish, random_ids
 from civetta.cache.protocol import MissReason, Tier
 from civetta.errors import EngineBusy
@@ -112,4 +115,26 @@ def test_the_disk_budget_holds(tiny_trunk, tmp_path):
         assert stats.disk_bytes <= 1_500_000
     assert 1 <= stats.entries_disk < 8
     assert world.cache.find(random_ids(200, 7)).cached_tokens == 199
+    world.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_costs_no_reply(tiny_trunk, tmp_path, code, caplog):
+    """Full or broken at any operation, then well again: replies are a cold server's throughout."""
+    files, talk = FaultyFiles(), random_ids(120, 1)
+    world = World(tiny_trunk, folder=tmp_path, files=files)
+    for n in range(12):
+        files.arm(1 + n, code, forever=n % 2 == 0)
+        talk = [*talk, *random_ids(30, n)]
+        assert_turn(world, talk, [1, 2])
+        world.settle()
+    assert "cache_write_failed" in caplog.text
+    files.arm(None, code)
+    assert_turn(world, [*talk, 5], [1, 2])
+    world.settle()
+    world.close(drain_s=30)
+    world = World(tiny_trunk, folder=tmp_path)
+    point = assert_turn(world, [*talk, 5, 1, 2, 9], [3])
+    assert (point.cached_tokens, point.tier) == (len(talk) + 3, Tier.DISK)
+    assert world.cache.stats().damaged_total == 0
     world.close()

@@ -17,6 +17,7 @@ from cache.disk_states import (
     OTHER,
     PAGE_BYTES,
     PAGE_TOKENS,
+    FaultyFiles,
     assert_reads,
     key,
     opened,
@@ -26,7 +27,6 @@ from cache.disk_states import (
 )
 from civetta.cache import disk_format
 from civetta.cache.disk import NoRoom, RunSource
-from civetta.cache.disk_files import Files
 from civetta.cache.disk_folder import FOLDER
 from civetta.cache.disk_format import BadEntry, Run, decode_head, encode_entry
 from civetta.cache.protocol import ImageMark
@@ -225,51 +225,6 @@ def test_other_versions_are_refused(tmp_path):
 
 
 # ---- faults ------------------------------------------------------------------------------------
-
-
-class FaultyFiles(Files):
-    """Fails the n-th operation, once or from then on; writes stop half-way."""
-
-    def __init__(self):
-        self.count = 0
-        self.fail_at = None
-        self.forever = False
-        self.code = errno.ENOSPC
-
-    def arm(self, fail_at, code, *, forever=False):
-        self.count, self.fail_at, self.code, self.forever = 0, fail_at, code, forever
-
-    def _step(self):
-        self.count += 1
-        if self.fail_at is not None and (
-            self.count == self.fail_at or (self.forever and self.count > self.fail_at)
-        ):
-            raise OSError(self.code, os.strerror(self.code))
-
-    def write(self, path, chunks):
-        data = b"".join(bytes(chunk) for chunk in chunks)
-        try:
-            self._step()
-        except OSError:
-            path.write_bytes(data[: len(data) // 2])
-            raise
-        return super().write(path, [data])
-
-    def rename(self, source, target):
-        self._step()
-        super().rename(source, target)
-
-    def sync_folder(self, folder):
-        self._step()
-        super().sync_folder(folder)
-
-    def read(self, path, start=0, size=None):
-        self._step()
-        return super().read(path, start, size)
-
-    def remove(self, path):
-        self._step()
-        super().remove(path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
