@@ -1,6 +1,6 @@
 """The figures of docs/nano.md: held-out abilities through the engine at temperature 0.
 
-PYTHONPATH=src:. python -m training.evaluate_engine [--quick] [--only tools,copy] [-m MODEL]
+python -m training.evaluate_engine [--quick] [--only tools,copy] [-m MODEL] [--device cuda]
 
 Every line of the output is one task as JSON: right answers of how many asked. Greedy decoding
 repeats, so two runs on one machine print the same figures.
@@ -82,7 +82,7 @@ def main() -> None:
     a = _arguments()
     path = a.model or str(embedded_model_path())
     settings = Settings(
-        model=ModelOptions(model=path, threads=a.threads),
+        model=ModelOptions(model=path, threads=a.threads, device=a.device, dtype="f32"),
         engine=EngineOptions(sessions=a.sessions),
     )
     wanted = a.only.split(",") if a.only else []
@@ -114,6 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few items of each, minutes")
     parser.add_argument("--only", help="beginnings of names of tasks, separated by commas")
     parser.add_argument("--most", type=int, help="ask at most that many items a task")
+    parser.add_argument("--device", default="cpu", help="cuda asks the same in float32 on a GPU")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--sessions", type=int, default=4)
     return parser.parse_args()
