@@ -172,7 +172,8 @@ def picture_request(item: EvalItem, rules: ImageRules, token_id: int) -> Generat
     """The request of a prompt with its pictures laid in, prepared as the server prepares them."""
     request = text_request(item)
     made = [cut_patches([Image.fromarray(pixels)], rules) for pixels in item.images]
-    ids, starts = expand(request.prompt_ids, token_id, [image.tokens for image in made])
+    runs = [(token_id, image.tokens) for image in made]
+    ids, starts = expand(request.prompt_ids, runs, (token_id,))
     placed = zip(starts, made, strict=True)
     images = tuple(RequestImage(position=start, image=image) for start, image in placed)
     return replace(request, prompt_ids=ids, images=images)

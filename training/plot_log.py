@@ -33,11 +33,11 @@ def panels() -> list[Panel]:
     return [
         Panel(title="Text model", curves=_curves(text, ("text", "reply"))),
         Panel(
-            title="see, both (300), count (1,100), pick (1,440)",
+            title="see, both (300), count (1,100), pick (1,440), names (2,000)",
             curves=_curves(seen, ("reply", "cells")),
         ),
         Panel(
-            title="Draft head, by depth; again (300)",
+            title="Draft head, by depth; again (300, 520)",
             curves=_curves(draft, ("kl1", "kl2", "kl3", "kl4")),
         ),
     ]

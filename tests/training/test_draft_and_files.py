@@ -126,10 +126,14 @@ def test_the_embedded_files_are_small_and_of_three_types() -> None:
 def test_the_embedded_model_is_the_same_in_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits of text beyond the sparse budget, and right answers about pictures."""
+    """Logits of text beyond the sparse budget, and right answers about pictures.
+
+    Not the text of seed 0: there the fourth and the fifth expert of one row are 4e-7 apart in the
+    peer's router, and the two implementations keep different ones.
+    """
     export_hf(read_parameters(EMBEDDED), nano_config(), tmp_path, torch.float32)
     peer = Qwen4ExpForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    ids = encode_text(" ".join(heldout_text(4)))[:400]
+    ids = encode_text(" ".join(heldout_text(4, seed=1)))[:400]
     want = _logits(embedded_model_path(), ids)
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     with torch.no_grad(), monkeypatch.context() as patched:

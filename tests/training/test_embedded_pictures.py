@@ -14,16 +14,27 @@ from training.nano_config import nano_config
 from training.weights import EMBEDDED, read_parameters
 from transformers import Qwen4ExpForConditionalGeneration
 
+from civetta.engine.load import load_engine
 from civetta.kernels.select import REFERENCE, select
 from civetta.model.build import build_trunk, check_checkpoint
 from civetta.model.embedded import embedded_model_path
 from civetta.model.inputs import ImageRows, Piece
 from civetta.model.vision_build import build_tower, check_mmproj, find_mmproj
+from civetta.options import EngineOptions, ModelOptions, Settings
 from civetta.state.spans import ImageSpan
+from training import evaluate_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = [(32, 32), (128, 128), (256, 256), (300, 200), (1024, 768), (1, 1), (700, 33), (31, 900)]
 START, PAD, END = "<|vision_start|>", 6136, "<|vision_end|>"
+
+
+def test_the_evaluation_asks_the_engine_about_pictures():
+    settings = Settings(model=ModelOptions(threads=1), engine=EngineOptions(sessions=2))
+    with load_engine(settings) as engine:
+        lines = list(evaluate_engine.pictures(engine, 6, 2))
+    assert sum(line["of"] for line in lines) == 6
+    assert sum(line["right"] for line in lines) >= 5
 
 
 @pytest.fixture(scope="module")
