@@ -77,7 +77,7 @@ def test_values_follow_the_schema(text, schema, value):
     root = {"$defs": {"a/b": {"type": "string"}}}
     got = coerce(text, schema, root)
     assert got == value
-    assert type(got) is type(value)
+    assert isinstance(got, type(value))
 
 
 JSON = st.recursive(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from civetta.api.fields import bias_of, budget_of, sampling_of, stops_of
 from civetta.api.logprobs import chat_entry
 from civetta.api.service import check_model, engine_of, model_id
 from civetta.api.wire import event, ignored_header, read_request
+from civetta.chat.json_text import json_text
 from civetta.chat.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from civetta.engine.client import ReplyDelta, ReplyEnd, ReplyEvent
 from civetta.engine.protocol import Progress, Started
@@ -242,6 +242,5 @@ def _delta(delta: Delta) -> dict[str, Any] | None:
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(dict(call.mapping), ensure_ascii=False)
-    function = {"name": call.name, "arguments": arguments}
+    function = {"name": call.name, "arguments": json_text(call.mapping)}
     return {"id": call.id, "type": "function", "function": function}

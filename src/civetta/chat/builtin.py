@@ -21,7 +21,8 @@ from civetta.chat.builtin_text import (
     TOOLS_TAIL,
     VIDEO_TEXT,
 )
-from civetta.chat.tools import json_text, render_call
+from civetta.chat.json_text import json_text
+from civetta.chat.tools import render_call
 from civetta.errors import TemplateError
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ what a text like `5` is. Where several types are admitted the typed readings com
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
+
+from civetta.chat.json_text import SpelledFloat, parsed_float
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _DEPTH_MAX = 64
@@ -84,7 +85,7 @@ def parse_json(text: str) -> Any:
     """The JSON value of `text`, or raises ValueError, also for what JSON text cannot carry again:
     NaN, infinities, numbers out of range and lone surrogates."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=parsed_float)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -115,7 +116,7 @@ def _lenient(text: str, types: frozenset[str], raw: str) -> Any:
         if "integer" in types and text.lstrip("+-").isdecimal():
             return int(text)
         if "number" in types:
-            return _finite(text)
+            return float(parsed_float(text))  # not JSON, so not in its own spelling
     except ValueError:
         pass
     return raw
@@ -123,7 +124,8 @@ def _lenient(text: str, types: frozenset[str], raw: str) -> Any:
 
 def _type_of(value: object) -> str:
     kinds: dict[type, str] = {
-        bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null",
+        bool: "boolean", int: "integer", float: "number", SpelledFloat: "number", str: "string",
+        type(None): "null",
     }  # fmt: skip
     return kinds.get(type(value), "object" if isinstance(value, Mapping) else "array")
 
@@ -143,13 +145,6 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> object:
         key = step.replace("~1", "/").replace("~0", "~")
         target = target.get(key) if isinstance(target, Mapping) else None
     return target
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is out of range")
-    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

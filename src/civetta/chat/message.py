@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
+from civetta.chat.json_text import parsed_float
 from civetta.errors import RequestInvalid
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -171,7 +172,7 @@ def parse_json_object(text: str, param: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=parsed_float)
     except (ValueError, RecursionError) as error:
         raise RequestInvalid(
             f"{param} is not valid JSON ({error}); send the arguments as a JSON object.",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from civetta.chat.json_text import json_text
 from civetta.chat.message import ToolCall, ToolSpec, parse_json_object
-from civetta.chat.tools import CALL_CLOSE, CALL_OPEN, BlockReader, ParsedCall, json_text
+from civetta.chat.tools import CALL_CLOSE, CALL_OPEN, BlockReader, ParsedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

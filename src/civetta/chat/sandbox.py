@@ -16,6 +16,7 @@ from jinja2 import nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from civetta.chat.json_text import json_text
 from civetta.chat.sandbox_growth import (
     FILTER_CHARS,
     METHOD_CHARS,
@@ -208,6 +209,8 @@ def _tojson(
         refuse(f"it indents JSON by {indent}")
     if sum(map(len, separators or ())) > MAX_JSON_INDENT:
         refuse("it puts texts of its own between the parts of JSON")
+    if not (ensure_ascii or sort_keys) and indent is None and separators is None:
+        return json_text(value)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from civetta.chat.coerce import admitted_types
+from civetta.chat.json_text import json_text
 from civetta.chat.schema import AS_RENDERED, with_layout
 from civetta.chat.tool_strings import is_bounded, text_terminal
-from civetta.chat.tools import CALL_CLOSE, CALL_OPEN, json_text
+from civetta.chat.tools import CALL_CLOSE, CALL_OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -20,13 +20,13 @@ where the template's own text goes on, and there alone, so that any other markup
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from civetta.chat.coerce import coerce
+from civetta.chat.json_text import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,11 +48,6 @@ class ParsedCall:
 
     name: str
     arguments: dict[str, Any]
-
-
-def json_text(value: Any) -> str:
-    """JSON as the template writes it: non-ASCII kept, keys in order."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def render_call(name: str, arguments: Mapping[str, Any]) -> str:
