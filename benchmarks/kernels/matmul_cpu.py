@@ -26,12 +26,24 @@ from civetta.kernels.ops import ExpertWeights
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HALF_FIELDS = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALF_FIELDS = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    **dict.fromkeys(("IQ1_M", "MXFP4", "GGML_NVFP4"), ()),
+}
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FORMATS = (
     *PLAIN,
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
-    *("F8_E4M3", "NVFP4"),
+    *("Q2_K", "Q3_K", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M"),
+    *("TQ1_0", "TQ2_0", "MXFP4", "GGML_NVFP4", "F8_E4M3", "NVFP4"),
 )
 LARGE, MIDDLE, SMALL = (10240, 2560), (2560, 2560), (256, 640)
 

@@ -80,9 +80,54 @@ def test_the_report_goes_to_a_file_too(civetta, tmp_path):
         ["--fingerprint", "--output", "x"],
         ["--benchmark", "ngram", "--output", "x"],
         ["--benchmark", "ngram", "--validate-artifact", "x"],
+        ["--benchmark", "bandwidth", "--section", "gpu"],
+        ["--benchmark", "ngram", "--warmup", "1"],
+        ["--fingerprint", "--section", "gpu"],
+        ["--section", "gpu", "--validate-artifact", "x"],
+        ["--section", "disk"],
+        ["--repetitions", "3"],
+        ["--benchmark", "bandwidth", "--repetitions", "0"],
+        ["--benchmark", "bandwidth", "--working-set-mib", "0"],
+        ["--benchmark", "bandwidth", "--backends", "cpu,tpu"],
     ],
 )
 def test_flags_that_exclude_each_other(civetta, flags):
     result = civetta("diagnose", *flags)
     assert (result.status, result.out) == (2, "")
     assert "error[usage]" in result.err
+
+
+def test_sections_are_parts_of_the_whole(civetta):
+    whole = json.loads(civetta("diagnose", "--json", "--section", "all").out)
+    parts = {
+        name: json.loads(civetta("diagnose", "--json", "--section", name).out)
+        for name in ("inventory", "platform", "gpu")
+    }
+    assert parts["inventory"]["machine"].keys() == whole["machine"].keys()
+    assert parts["inventory"]["checks"] == []
+    assert [check["name"] for check in parts["platform"]["checks"]] == ["torch", "device"]
+    assert parts["gpu"]["machine"] == {"gpus": whole["checks"][0]["facts"]["gpus"]}
+
+
+@pytest.mark.parametrize("what", ["bandwidth", "allocation"])
+def test_memory_is_measured(civetta, what):
+    flags = ["--warmup", "0", "--repetitions", "3", "--working-set-mib", "1"]
+    report = json.loads(civetta("diagnose", "--benchmark", what, "--json", *flags).out)
+    (rate,) = report["rates"]
+    assert rate["backend"] == "cpu"
+    assert rate["runs"] == 3
+    assert 0 < rate["least_gb_s"] <= rate["median_gb_s"] <= rate["most_gb_s"] < 10_000
+    short = ["--duration-ms", "1", "--repetitions", "10000", "--working-set-mib", "64"]
+    report = json.loads(civetta("diagnose", "--benchmark", what, "--json", *short).out)
+    assert 1 <= report["rates"][0]["runs"] < 10_000
+    text = civetta("diagnose", "--benchmark", what, *flags).out
+    assert text.startswith(f"{what} cpu: ")
+
+
+def test_a_backend_that_is_not_there_is_named(civetta, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = civetta("diagnose", "--benchmark", "bandwidth", "--backends", "cuda")
+    assert (result.status, result.out) == (2, "")
+    assert "torch sees no GPU" in result.err

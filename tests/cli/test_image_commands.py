@@ -46,6 +46,8 @@ def test_prompt_shows_pictures(civetta, model, files):
     assert once(*blue)[0] != first[0]
     assert once(*red, *blue)[1] > first[1] > once()[1]
     assert once(*red, "--image-min-tokens", "64")[1] >= first[1] + 60
+    numbered = once(*red, "--add-vision-id")  # "Picture 1: " before it
+    assert first[1] < numbered[1] < first[1] + 16
 
 
 def test_prompt_shows_videos(civetta, model, tmp_path):

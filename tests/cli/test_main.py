@@ -29,6 +29,14 @@ def boom(monkeypatch):
     return install
 
 
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS if name != "cache"), ["cache", "ls"]]
+)
+def test_every_command_tells_its_version(capsys, command):
+    assert run([*command, "--version"]) == 0
+    assert capsys.readouterr().out == f"civetta {__version__}\n"
+
+
 def test_help_lists_every_command_without_importing_any():
     code = (
         "import sys\n"

@@ -84,6 +84,8 @@ def test_ways_to_give_the_prompt(civetta, use_engine, monkeypatch, tmp_path, arg
         (["a", "-n", "0"], "--max-tokens is '0'"),
         (["a", "--port", "1"], "--port"),
         (["a", "--think", "off", "--reasoning-effort", "low"], "--think is off"),
+        (["a", "--cpu", "--device", "cuda"], "--cpu and --device cuda exclude each other"),
+        (["a", "--raw", "--add-vision-id"], "--add-vision-id needs the chat template"),
     ],
 )
 def test_wrong_usage_is_refused_before_the_model_loads(
@@ -109,6 +111,27 @@ def test_system_think_and_sampling_flags_reach_the_engine(civetta, use_engine):
     made = engine.requests[0]
     assert (made.sampling.top_k, made.sampling.temperature) == (3, 0.7)
     assert made.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "speculative"),
+    [
+        ([], "auto", "off"),
+        (["--cpu"], "cpu", "off"),
+        (["--cpu", "--device", "cpu"], "cpu", "off"),
+        (["--prompt-lookup"], "auto", "lookup"),
+        (["--prompt-lookup", "--speculative", "mtp"], "auto", "mtp"),
+    ],
+)
+@pytest.mark.parametrize("command", [["prompt", "Hi"], ["chat"]])
+def test_short_forms_of_settings(
+    civetta, use_engine, monkeypatch, command, flags, device, speculative
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    asked = use_engine(FakeEngine("ok"))
+    assert civetta(*command, *flags).status == 0
+    (settings,) = asked
+    assert (settings.model.device, settings.drafting.speculative) == (device, speculative)
 
 
 def test_raw_continues_the_text_without_template(civetta, use_engine):

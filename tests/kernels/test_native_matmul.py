@@ -35,9 +35,19 @@ HALF_FIELDS = {  # where half-precision numbers lie in a block; random bits ther
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "IQ1_S": (0,),
 }
 TENSOR_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-FORMATS = (*TENSOR_TYPES, *HALF_FIELDS, "F8_E4M3", "NVFP4")
+FORMATS = (*TENSOR_TYPES, *HALF_FIELDS, "IQ1_M", "MXFP4", "GGML_NVFP4", "F8_E4M3", "NVFP4")
 FUSED = ("avx512", "avx2", "neon")
 
 
@@ -62,6 +72,12 @@ def random_weight(name: str, rows: int, cols: int, seed: int = 0) -> QuantTensor
     for place in HALF_FIELDS.get(name, ()):
         halves = random.uniform(-0.1, 0.1, (len(blocks), 1)).astype(np.float16)
         blocks[:, place : place + 2] = halves.view(np.uint8)
+    if name == "IQ1_M":  # a nibble of the half-precision step on top of each of four words
+        blocks[:, 49:56:2] = (blocks[:, 49:56:2] & 15) | np.array(
+            [0x10, 0x60, 0xD0, 0x20], np.uint8
+        )
+    elif name == "MXFP4":
+        blocks[:, 0] = 100 + blocks[:, 0] % 40  # exponents
     return stored(fmt, torch.from_numpy(data), cols, scale=scale, scale_2=scale_2)
 
 
@@ -154,8 +170,33 @@ def test_any_width(instructions: str, products: cpu.CpuProducts, name: str, cols
     assert torch.equal(torch.cat(alone), y)
 
 
+def test_every_block_format_is_compiled() -> None:
+    from civetta.kernels import _native
+
+    assert {f.name for f in formats.BLOCK_FORMATS} <= set(_native.FORMATS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("byte", [0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F])
+@pytest.mark.parametrize("fmt", formats.BLOCK_FORMATS, ids=lambda f: f.name)
+def test_uniform_bytes_decode_as_the_reference(
+    instructions: str, products: cpu.CpuProducts, fmt: formats.QuantFormat, byte: int
+) -> None:
+    """The first and last code of every table, every sign, the special scales."""
+    cols = fmt.block_values
+    data = torch.full((3, fmt.block_bytes), byte, dtype=torch.uint8)
+    for place in HALF_FIELDS.get(fmt.name, ()):
+        data[:, place : place + 2] = torch.tensor([0, 0x3C])  # 1 in half precision
+    if fmt.name == "IQ1_M":
+        data[:, 49:56:2] = data[:, 49:56:2] & 15 | torch.tensor([0, 0, 0xC0, 0x30])
+    elif fmt is formats.MXFP4:
+        data[:, 0] = byte & 0x7F  # the largest exponents give infinities
+    w = stored(fmt, data, cols)
+    found = products.matmul(torch.eye(cols), w, torch.float32)
+    assert torch.equal(found.t(), dequantize(w))
+
+
 @pytest.mark.parametrize("cols", [32, 96, 544, 640])
-@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "IQ4_NL", "NVFP4"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4"])
 def test_whole_blocks_that_are_no_whole_chunk(
     instructions: str, products: cpu.CpuProducts, name: str, cols: int
 ) -> None:

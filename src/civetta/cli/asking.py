@@ -5,15 +5,19 @@ from __future__ import annotations
 import array
 import hashlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from civetta.chat.template import TemplateOptions
 from civetta.decode.presets import server_overrides
 from civetta.engine.client import ReplyOptions, thinking_budget
 from civetta.engine.protocol import TokenEvent
+from civetta.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from civetta.chat.template import ChatTemplate
     from civetta.chat.tokenizer import Tokenizer
@@ -33,11 +37,41 @@ if TYPE_CHECKING:
 _CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
-def reply_options(settings: Settings) -> ReplyOptions:
+def asking_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `add_vision_id`, `on_cpu` and `prompt_lookup`, see `with_short_forms`."""
+    for flag, name, text in (
+        (
+            "--prompt-lookup",
+            "prompt_lookup",
+            "The same as --speculative lookup, which mtp includes.",
+        ),
+        ("--cpu", "on_cpu", "The same as --device cpu."),
+        ("--add-vision-id", "add_vision_id", 'Number pictures in the prompt: "Picture 1: ".'),
+    ):
+        function = click.option(flag, name, is_flag=True, help=text)(function)
+    return function
+
+
+def with_short_forms(settings: Settings, *, on_cpu: bool, prompt_lookup: bool) -> Settings:
+    """The settings that --cpu and --prompt-lookup stand for.
+
+    Raises UsageError for --cpu with another --device.
+    """
+    model, drafting = settings.model, settings.drafting
+    if on_cpu and model.device not in ("auto", "cpu"):
+        raise UsageError(f"--cpu and --device {model.device} exclude each other: drop one.")
+    if on_cpu:
+        model = replace(model, device="cpu")
+    if prompt_lookup and drafting.speculative == "off":
+        drafting = replace(drafting, speculative="lookup")
+    return replace(settings, model=model, drafting=drafting)
+
+
+def reply_options(settings: Settings, *, add_vision_id: bool = False) -> ReplyOptions:
     """What the flags ask of a reply."""
     budget = settings.sampling.max_tokens
     return ReplyOptions(
-        template=template_of(settings.reasoning),
+        template=replace(template_of(settings.reasoning), add_vision_id=add_vision_id),
         sampling=server_overrides(settings.sampling),
         max_tokens=None if budget == -1 else budget,
         thinking_budget=thinking_budget(settings.reasoning),

@@ -16,11 +16,13 @@ from civetta.chat.reply import ContentDelta, ReasoningDelta
 from civetta.cli import engine_setup
 from civetta.cli.asking import (
     TracedEngine,
+    asking_options,
     cut_short_note,
     figures,
     printable,
     reply_options,
     trace_line,
+    with_short_forms,
 )
 from civetta.cli.chat_images import PendingImages
 from civetta.cli.chat_session import ChatSession
@@ -46,6 +48,7 @@ _MORE = ". "
 @click.option(
     "--image", "images", metavar="FILE", multiple=True, help="Picture for the first message."
 )
+@asking_options
 @settings_command(
     "model",
     "vision",
@@ -56,11 +59,19 @@ _MORE = ". "
     "drafting",
     defaults={"sessions": 1},
 )
-def chat(settings: Settings, system: str | None, images: tuple[str, ...]) -> int:
+def chat(
+    settings: Settings,
+    system: str | None,
+    images: tuple[str, ...],
+    add_vision_id: bool,
+    on_cpu: bool,
+    prompt_lookup: bool,
+) -> int:
     """Talk to the model; /help lists the commands, Ctrl+C stops a reply, Ctrl+D leaves.
 
     Without a terminal, each line of stdin is one message and the replies go to stdout.
     """
+    settings = with_short_forms(settings, on_cpu=on_cpu, prompt_lookup=prompt_lookup)
     started_s = time.monotonic()
     pictures = PendingImages()
     for name in images:
@@ -73,7 +84,7 @@ def chat(settings: Settings, system: str | None, images: tuple[str, ...]) -> int
             f"{info.model_id}, {info.context_tokens} tokens of context, loaded in"
             f" {time.monotonic() - started_s:.1f} s. /help lists the commands."
         )
-        options = reply_options(settings)
+        options = reply_options(settings, add_vision_id=add_vision_id)
         session = ChatSession(template=options.template, system=system, pictures=pictures)
         return Talk(screen, session, engine, options, trace=level_of(settings) > 0).run()
     finally:

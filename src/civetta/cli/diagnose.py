@@ -20,8 +20,11 @@ from civetta.cli.options import settings_command
 from civetta.errors import CivettaError, OutputFailed, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from civetta.options import Settings
 
+SECTIONS = ("all", "inventory", "platform", "gpu")
 NATIVE_MODULE = "civetta.kernels._native"
 _MIB = 1 << 20
 
@@ -44,9 +47,29 @@ class Check:
 )
 @click.option(
     "--benchmark",
-    type=click.Choice(["ngram"]),
+    type=click.Choice(["ngram", "bandwidth", "allocation"]),
     metavar="WHAT",
-    help="Measure instead: ngram reads the n-gram table's disk by every reader.",
+    help="Measure instead: ngram reads the n-gram table's disk by every reader, bandwidth copies"
+    " memory, allocation takes fresh memory.",
+)
+@click.option("--backends", metavar="NAMES", help="Memory to measure: cpu, cuda, hip. [cpu]")
+@click.option("--warmup", metavar="N", type=click.IntRange(0, 10_000), help="Runs before. [3]")
+@click.option("--repetitions", metavar="N", type=click.IntRange(1, 10_000), help="Runs. [10]")
+@click.option(
+    "--duration-ms",
+    metavar="MS",
+    type=click.IntRange(1, 3_600_000),
+    help="No run begins later than this. [2000]",
+)
+@click.option(
+    "--working-set-mib", metavar="MIB", type=click.IntRange(1, 1 << 20), help="Memory a run. [64]"
+)
+@click.option(
+    "--section",
+    type=click.Choice(SECTIONS),
+    metavar="NAME",
+    help="Print one part: inventory is the machine, platform torch and --device, gpu the GPUs. One"
+    " of all, inventory, platform, gpu. [all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -61,36 +84,97 @@ def diagnose(
     settings: Settings,
     validate_artifact: str | None,
     benchmark: str | None,
+    section: str | None,
     as_json: bool,
     as_fingerprint: bool,
     output: str | None,
+    **measuring: int | str | None,
 ) -> int:
     """Print facts about this machine and check model files; exit 1 when a check fails."""
-    others = [benchmark, validate_artifact, output, as_json or None]
-    if as_fingerprint and any(item is not None for item in others):
-        raise UsageError("--fingerprint goes alone: leave out the other flags of diagnose.")
-    if benchmark is not None and (output or validate_artifact):
-        raise UsageError("--benchmark goes without --output and --validate-artifact: drop one.")
+    given = {f"--{name.replace('_', '-')}": value for name, value in measuring.items()}
+    _check_combinations(
+        {
+            "--fingerprint": as_fingerprint or None,
+            "--benchmark": benchmark,
+            "--section": section,
+            "--validate-artifact": validate_artifact,
+            "--output": output,
+            "--json": as_json or None,
+        },
+        given,
+    )
     if as_fingerprint:
         click.echo(json.dumps(fingerprint(machine_facts(), check_torch()), indent=2))
         return 0
     if benchmark is not None:
-        from civetta.cli.ngram_benchmark import run_ngram_benchmark
-
-        return run_ngram_benchmark(settings.model, as_json=as_json)
-    facts = machine_facts()
-    checks = [check_torch(), check_device(settings.model.device)]
-    checks.append(check_model(validate_artifact or settings.model.model))
-    ok = all(check.ok for check in checks)
-    report = {"ok": ok, "machine": facts, "checks": [asdict(check) for check in checks]}
-    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+        return _run_benchmark(benchmark, settings, measuring, as_json=as_json)
+    report = _report(settings, section or "all", validate_artifact)
+    text = msgspec.json.format(msgspec.json.encode(report.as_json()), indent=2).decode()
     if output is not None:
         _write(Path(output), text)
     if as_json:
         click.echo(text)
     else:
-        _print(facts, checks)
-    return 0 if ok else 1
+        _print(report.facts, report.checks)
+    return 0 if report.ok else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    facts: dict[str, Any]
+    checks: list[Check]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        checks = [asdict(check) for check in self.checks]
+        return {"ok": self.ok, "machine": self.facts, "checks": checks}
+
+
+def _report(settings: Settings, section: str, validate_artifact: str | None) -> _Report:
+    device = settings.model.device
+    if section == "inventory":
+        return _Report(facts=machine_facts(), checks=[])
+    if section == "platform":
+        return _Report(facts={}, checks=[check_torch(), check_device(device)])
+    if section == "gpu":
+        return _Report(facts={"gpus": check_torch().facts.get("gpus", [])}, checks=[])
+    model = check_model(validate_artifact or settings.model.model)
+    checks = [check_torch(), check_device(device), model]
+    return _Report(facts=machine_facts(), checks=checks)
+
+
+def _check_combinations(modes: Mapping[str, object], measuring: Mapping[str, object]) -> None:
+    """Raise UsageError for flags of diagnose that mean nothing together."""
+    there = [flag for flag, value in modes.items() if value is not None]
+    if "--fingerprint" in there and len(there) > 1:
+        raise UsageError("--fingerprint goes alone: leave out the other flags of diagnose.")
+    if "--benchmark" in there and set(there) - {"--benchmark", "--json"}:
+        raise UsageError(
+            "--benchmark goes without --output, --section and --validate-artifact: drop one."
+        )
+    if "--section" in there and "--validate-artifact" in there and modes["--section"] != "all":
+        raise UsageError("--validate-artifact needs --section all: drop one of them.")
+    for flag, value in measuring.items():
+        if value is not None and modes["--benchmark"] not in ("bandwidth", "allocation"):
+            raise UsageError(f"{flag} goes with --benchmark bandwidth or allocation only.")
+
+
+def _run_benchmark(
+    what: str, settings: Settings, measuring: Mapping[str, Any], *, as_json: bool
+) -> int:
+    if what == "ngram":
+        from civetta.cli.ngram_benchmark import run_ngram_benchmark
+
+        return run_ngram_benchmark(settings.model, as_json=as_json)
+    from civetta.cli.memory_benchmark import MemoryCase, parse_backends, run_memory_benchmark
+
+    values = {"warmup": 3, "repetitions": 10, "duration_ms": 2000, "working_set_mib": 64}
+    values |= {name: measuring[name] for name in values if measuring[name] is not None}
+    backends = parse_backends(measuring["backends"] or "cpu")
+    return run_memory_benchmark(what, backends, MemoryCase(**values), as_json=as_json)
 
 
 def machine_facts() -> dict[str, Any]:

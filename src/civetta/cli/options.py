@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from civetta import __version__
 from civetta.config import load_settings, parse_value
 from civetta.errors import UsageError
 from civetta.log import set_up_logging
@@ -51,6 +52,9 @@ def settings_command(
                 raise
 
         command: Callable[..., Any] = run
+        command = click.version_option(__version__, "--version", message="civetta %(version)s")(
+            command
+        )
         command = click.option(
             "--config",
             metavar="FILE",

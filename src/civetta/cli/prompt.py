@@ -17,12 +17,14 @@ from civetta.chat.video_source import file_video
 from civetta.cli import engine_setup
 from civetta.cli.asking import (
     TracedEngine,
+    asking_options,
     cut_short_note,
     figures,
     ids_sha256,
     printable,
     reply_options,
     trace_line,
+    with_short_forms,
 )
 from civetta.cli.inputs import read_text
 from civetta.cli.options import level_of, settings_command
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from civetta.chat.message import ImagePart, VideoPart
-    from civetta.engine.client import PreparedReply, ReplyStream
+    from civetta.engine.client import PreparedReply, ReplyOptions, ReplyStream
     from civetta.options import Settings
 
 STDIN = "-"
@@ -60,6 +62,7 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
     "--no-display-prompt", is_flag=True, help="With --raw: print what follows the prompt only."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when it is done.")
+@asking_options
 @settings_command(
     "model",
     "vision",
@@ -81,13 +84,18 @@ def prompt(
     raw: bool,
     no_display_prompt: bool,
     as_json: bool,
+    add_vision_id: bool,
+    on_cpu: bool,
+    prompt_lookup: bool,
 ) -> int:
     """Print the reply to one prompt on stdout; reasoning and figures go to stderr.
 
     The prompt is TEXT, or comes from -p or -f; TEXT - reads it from stdin.
     """
+    settings = with_short_forms(settings, on_cpu=on_cpu, prompt_lookup=prompt_lookup)
     for flag, given in (
         ("--system", system is not None),
+        ("--add-vision-id", add_vision_id),
         ("--image", bool(images)),
         ("--video", bool(videos)),
     ):
@@ -103,7 +111,14 @@ def prompt(
     try:
         load_s = time.monotonic() - started_s
         client = ChatClient(engine)
-        prepared = _prepare(client, settings, question, system, media, raw=raw)
+        prepared = _prepare(
+            client,
+            reply_options(settings, add_vision_id=add_vision_id),
+            question,
+            system,
+            media,
+            raw=raw,
+        )
         quiet = as_json or (not sys.stderr.isatty() and not level_of(settings))
         if raw and not as_json and not no_display_prompt:
             _write(question)
@@ -145,14 +160,13 @@ def _read(path: str) -> str:
 
 def _prepare(
     client: ChatClient,
-    settings: Settings,
+    options: ReplyOptions,
     question: str,
     system: str | None,
     media: Sequence[ImagePart | VideoPart],
     *,
     raw: bool,
 ) -> PreparedReply:
-    options = reply_options(settings)
     if raw:
         return client.prepare_text(question, options)
     messages = [Message(role="user", parts=(*media, TextPart(text=question)))]

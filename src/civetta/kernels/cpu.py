@@ -8,6 +8,7 @@ multiply-add may differ from them. Nothing here can be differentiated. Shape suf
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from civetta.kernels.dequant import grids
 from civetta.kernels.matmul import reference as matmul_reference
 from civetta.kernels.moe import reference as moe_reference
 from civetta.kernels.residual import reference as residual_reference
@@ -65,8 +67,8 @@ class CpuProducts:
     """`matmul`, `experts` and `hyper_read` over the extension's threads.
 
     Weights are described once each and remembered by identity until they are freed; their memory is
-    read in place at every call. Weights in a format without a native kernel, and activations other
-    than float32 and bfloat16, go to the torch reference.
+    read in place at every call. Every block format has a kernel; float64 and integers, and activations
+    other than float32 and bfloat16, go to the torch reference.
     """
 
     def __init__(self, threads: int) -> None:
@@ -205,6 +207,8 @@ class CpuProducts:
                 return None
             kept = w.scale.view(torch.uint8).contiguous()
             scale_stride = kept.stride(0)
+        elif name in grids.BY_FORMAT:
+            kept = _points(name)
         scale = 0 if kept is None else kept.data_ptr()
         matrix = self._native.Matrix(
             name,
@@ -245,6 +249,12 @@ class _ExpertSet:
     cols: int
     rows: int
     kept: list[Tensor]
+
+
+@functools.cache
+def _points(name: str) -> Tensor:
+    """A codebook's points, int8 [points, coordinates]; all matrices of a format share them."""
+    return torch.from_numpy(grids.BY_FORMAT[name].points()).contiguous()
 
 
 def _address(w: Weight) -> int:

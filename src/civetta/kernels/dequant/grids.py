@@ -147,3 +147,14 @@ IQ1_S = Grid(
         "RQGoAlAUQlEIiCQIiCgKQAgARQEUBaACQFEIRQE="
     ),
 )
+
+BY_FORMAT = {
+    "IQ2_XXS": IQ2_XXS,
+    "IQ2_XS": IQ2_XS,
+    "IQ2_S": IQ2_S,
+    "IQ3_XXS": IQ3_XXS,
+    "IQ3_S": IQ3_S,
+    "IQ1_S": IQ1_S,
+    "IQ1_M": IQ1_S,
+}
+"""The grid of each format that has one."""

@@ -17,7 +17,9 @@ using namespace civetta;
 namespace {
 
 constexpr const char* FORMAT_NAMES[] = {"F32",  "F16",  "BF16", "Q4_0",   "Q4_1",   "Q5_0",    "Q5_1", "Q8_0",
-                                        "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "F8_E4M3", "NVFP4"};
+                                        "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "F8_E4M3", "NVFP4", "TQ2_0",
+                                        "Q2_K", "Q3_K", "MXFP4", "TQ1_0", "GGML_NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS",
+                                        "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"};
 
 const Kernels* active = nullptr;
 

@@ -13,15 +13,20 @@ constexpr int64_t LANES = 16;   // partial sums of one dot product
 constexpr int64_t CHUNK = 512;  // columns whose partial sums are folded before the next ones start
 
 enum class Format : int {
-    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F8_E4M3, NVFP4,
+    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F8_E4M3, NVFP4, TQ2_0, Q2_K,
+    Q3_K, MXFP4,
+    // Decoded a whole block at once: `dots` does not take these.
+    TQ1_0, GGML_NVFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S,
 };
+constexpr Format FIRST_WHOLE = Format::TQ1_0;
 
 struct Matrix {
     Format format;
     int64_t rows, cols;
     const uint8_t* data;   // row n starts at data + n * row_stride, at any alignment
     int64_t row_stride;    // bytes from one row to the next
-    const void* scale;     // F8_E4M3: float32 a 128x128 block; NVFP4: e4m3 bytes; else unused
+    const void* scale;     // F8_E4M3: float32 a 128x128 block; NVFP4: e4m3 bytes; IQ1 to IQ3: int8 points of
+                           // the grid; else unused
     int64_t scale_stride;  // elements between rows of `scale`; 0 where they share one
     float scale_2;         // global factor of NVFP4
     int64_t row_offset;    // row of the scaled tensor that row 0 is
@@ -34,7 +39,7 @@ struct Kernels {
     // multiple of CHUNK; past the last row that one again. `round`: rounded to bfloat16.
     void (*decode)(const Matrix& w, bool round, int64_t n, int64_t k0, int64_t count, float* out, int64_t stride);
     // c[t * ldc + r] += x[t] . w[n + r], r < PANEL, for one to three rows, all columns; w.cols is a
-    // whole number of blocks.
+    // whole number of blocks, w.format before FIRST_WHOLE.
     void (*dots)(const Matrix& w, bool round, int64_t n, const float* const* x, int64_t rows, float* c,
                  int64_t ldc);
     // c[t * ldc + n] += the dot product of x[t][k0 ..] and w[n], n < PANEL, over `count` columns, a

@@ -150,7 +150,8 @@ void Input::take(const Kernels& kernels, const Tensor& x, int64_t first, int64_t
 void multiply(const Kernels& kernels, const Matrix& w, bool bf16, const float* const* x, int64_t rows,
               int64_t n0, int64_t n1, float* c, int64_t ldc) {
     std::fill(c, c + rows * ldc, 0.f);
-    if (rows <= 3 && !readable_in_place(w, bf16) && w.cols % kernels.block_values(w.format) == 0) {
+    const bool of_vectors = w.format < FIRST_WHOLE && w.cols % kernels.block_values(w.format) == 0;
+    if (rows <= 3 && of_vectors && !readable_in_place(w, bf16)) {
         for (int64_t n = n0; n < n1; n += PANEL) kernels.dots(w, bf16, n, x, rows, c + (n - n0), ldc);
         return;
     }

@@ -132,8 +132,12 @@ static void dots_of(const Matrix& w, int64_t n, const float* const* x, int64_t r
 
 static void dots(const Matrix& w, bool round, int64_t n, const float* const* x, int64_t rows, float* c, int64_t ldc) {
     visit(w.format, [&]<class F>() {
-        if (round && w.format != civetta::Format::BF16) return dots_of<F, true>(w, n, x, rows, c, ldc);
-        dots_of<F, false>(w, n, x, rows, c, ldc);
+        if constexpr (Whole<F>) {
+            __builtin_trap();  // see matrix.hpp
+        } else {
+            if (round && w.format != civetta::Format::BF16) return dots_of<F, true>(w, n, x, rows, c, ldc);
+            dots_of<F, false>(w, n, x, rows, c, ldc);
+        }
     });
 }
 
