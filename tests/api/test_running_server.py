@@ -215,3 +215,32 @@ def test_plain_completions_obey_grammars_schemas_and_biases(url):
         "/completion", grammar='root ::= "yes" | "no"', logit_bias=[["no", False], ["n", False]]
     )
     assert yes["content"] == "yes"
+
+
+def test_case_49_logprobs_are_aligned_in_stream_and_buffer_with_drafts(gpt, model):
+    asked = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Give a JSON object with a name and an age."}],
+        "max_tokens": 40,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 5,
+        "extra_body": {"reasoning_effort": "none"},
+    }
+    done = gpt.chat.completions.create(**asked)
+    entries = done.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries) == done.choices[0].message.content
+    for entry in entries:
+        assert len(entry.top_logprobs) == 5
+        best = max(entry.top_logprobs, key=lambda rival: rival.logprob)
+        assert (best.token, best.logprob) == (entry.token, entry.logprob), "T = 0 takes the best"
+    streamed, content = [], ""
+    for chunk in gpt.chat.completions.create(stream=True, **asked):
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            streamed += choice.logprobs.content if choice.logprobs else []
+    assert content == done.choices[0].message.content
+    assert streamed == entries
+    with pytest.raises(openai.BadRequestError) as refused:
+        gpt.chat.completions.create(**{**asked, "top_logprobs": 21})
+    assert refused.value.param == "top_logprobs"
