@@ -27,37 +27,58 @@ def program():
 
 @pytest.fixture(scope="module")
 def identity(program):
-    bench = program.Bench(str(embedded_model_path()), threads=1, context=256)
+    bench = program.Bench(str(embedded_model_path()), threads=1, context=512)
     return program.Identity(bench, tokens=12)
 
 
 def sampled():
     """Six cells, each value of each axis among them, and prompts of any number."""
     draw = random.Random(5)
-    axes = [3, 5, 3, 2]
+    axes = [3, 5, 3]
     orders = [[value for _ in range(3) for value in draw.sample(range(n), n)] for n in axes]
     return [(*(order[i] for order in orders), draw.randrange(199)) for i in range(6)]
 
 
-@pytest.mark.parametrize("cell", sampled())
-def test_a_sampled_slice_is_the_same(program, identity, cell):
-    sampling, depth, users, cache, first = cell
+def checked(program, identity, sampling, depth, users, first):
+    """One slice of two prompts, cold and warm."""
     part = program.Slice(
         list(program.SAMPLINGS)[sampling],
         program.DEPTHS[depth],
         program.USERS[users],
-        program.CACHES[cache],
         first=first,
         last=first + 2,
     )
     found = identity.run(part)
     assert found["different"] == []
-    assert found["compared"] == 2
-    assert found["cache_hits"] == (2 if part.cache == "warm" else 0)
+    assert found["compared_cold"] == found["compared_warm"] == found["hits_warm"] == 2
     assert (found["drafted"] > 0) == (part.depth != "0") or part.depth == "adaptive"
+    return found
+
+
+@pytest.mark.parametrize("cell", sampled())
+def test_a_sampled_slice_is_the_same(program, identity, cell):
+    checked(program, identity, *cell)
+
+
+@pytest.mark.parametrize("kind", ["schema", "tools"])
+def test_bound_replies_are_the_same(program, identity, kind):
+    """Greedy and sampled; the tool requests name a tool, and ask for any."""
+    bound = program.Identity(identity.bench, tokens=28, kind=kind)
+    for sampling, depth, users in ((0, 3, 1), (2, 2, 0)):
+        found = checked(program, bound, sampling, depth, users, first=0)
+        assert found["accepted"] > 0
+
+
+def test_a_difference_is_told(program, identity):
+    """The comparison itself: a reply taken for wanted that is not the one computed."""
+    part = program.Slice("greedy", "7", 4, first=0, last=2)
+    wanted = program.Identity(identity.bench, tokens=12)
+    wanted.run(part)
+    wanted._wanted["greedy", 0, 2][1][3] += 1
+    assert wanted.run(part)["different"] == ["1 cold", "1 warm"]
 
 
 def test_slices_cover_every_cell_once(program):
     parts = list(program.all_slices(200, 10))
-    assert len(parts) == len({part.name for part in parts}) == 20 * 3 * 5 * 3 * 2
-    assert sum(part.last - part.first for part in parts) == 200 * 90
+    assert len(parts) == len({part.name for part in parts}) == 20 * 3 * 5 * 3
+    assert sum(part.last - part.first for part in parts) == 200 * 45
