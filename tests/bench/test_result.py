@@ -15,7 +15,7 @@ from civetta.bench.usage import Usage
 
 FACTS = {
     "model": "m", "model_bytes": 1, "parameters": 2, "format": "f", "device": "cpu",
-    "backend": "b", "dtype": "f32", "threads": 1, "prefill_batch": 64,
+    "backend": "b", "dtype": "f32", "threads": 1, "prefill_batch": 64, "speculative": "off",
 }  # fmt: skip
 
 
@@ -61,6 +61,28 @@ def test_equal_outputs_are_no_matter_how_many_sessions() -> None:
     assert row.same_output
     assert outputs.differences == []
     assert not outputs.contradicted
+
+
+def test_replies_that_draft_tell_no_logits_and_are_compared_by_ids() -> None:
+    def drafted(ids: str) -> Sample:
+        return Sample(
+            seconds=1.0, output=Output(ids=(ids,), logits=("",)), phases_s={}, drafts=(9, 4)
+        )
+
+    same, other = Outputs(), Outputs()
+    a, b = make_rows(
+        [
+            measured("A", sample(1.0, "x"), sample(1.0, "x")),
+            measured("B", drafted("x"), drafted("x")),
+        ],
+        same,
+    )
+    assert a.same_output
+    assert b.same_output
+    assert not same.contradicted
+    assert (a.draft_tokens, b.draft_tokens, b.draft_tokens_accepted) == (None, 18, 8)
+    _, b = make_rows([measured("A", sample(1.0, "x")), measured("B", drafted("y"))], other)
+    assert not b.same_output
 
 
 def test_another_setting_may_differ_and_it_is_said() -> None:

@@ -171,9 +171,43 @@ def test_a_drawing_is_written(model: str, tmp_path: Path) -> None:
     assert len(found.findall(".//{*}circle")) == 2
 
 
+@pytest.mark.parametrize("mode", ["mtp", "lookup"])
+def test_drafts_change_no_token(model: str, mode: str) -> None:
+    """Each session's own tokens, at the start and deep in a context, plain and drafted in turn."""
+    found = rows(
+        *("-m", model, "-p", "0", "-n", "40", "-r", "2", "-d", "0,128", "-c", "1,2"),
+        *("--threads", "1", "--vs-args", f"--speculative {mode}"),
+    )
+    assert [row["speculative"] for row in found] == ["off", mode] * 4
+    for plain, drafted in zip(found[::2], found[1::2], strict=True):
+        assert plain["ids_sha256"] == drafted["ids_sha256"]
+        assert drafted["same_output"]
+        assert plain["draft_tokens"] is None
+        assert drafted["draft_tokens"] >= drafted["draft_tokens_accepted"] >= 0
+        assert drafted["ratio_median"] > 0
+    assert sum(row["draft_tokens"] or 0 for row in found) > 0
+
+
+def test_a_draft_head_goes_on_from_a_full_page(model: str) -> None:
+    (row,) = rows(
+        "-m", model, "-p", "128", "-n", "0", "-d", "128", "-r", "1", "--speculative", "mtp"
+    )
+    assert row["same_output"]
+
+
+def test_drafts_have_a_table_of_their_own(model: str) -> None:
+    text = run(
+        "-m", model, "-p", "0", "-n", "20", "-r", "1", "--threads", "1", "--speculative", "mtp"
+    )
+    assert "| test | sessions | drafting | drafts that stood |" in text
+    assert "| tg20 | 1 | mtp |" in text
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["--phases", "--speculative", "mtp"], "--phases times the network without drafts"),
+        (["--phases", "--vs-args", "--speculative lookup"], "--phases times the network without"),
         (["-p", ""], "-p is '': give whole numbers"),
         (["-p", "1,,2"], "-p is '1,,2'"),
         (["-n", "x"], "-n is 'x'"),

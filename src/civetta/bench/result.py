@@ -60,6 +60,9 @@ class Row:
     device_peak_bytes: int | None
     threads_peak: int | None
     phases_s: dict[str, float] | None
+    speculative: str
+    draft_tokens: int | None
+    draft_tokens_accepted: int | None
 
 
 FIELDS = tuple(field.name for field in fields(Row))
@@ -83,9 +86,9 @@ class Outputs:
                 zip(sample.output.ids, sample.output.logits, strict=True)
             ):
                 key = (case.kind, case.tokens, case.depth, session)
-                itself = self._own.setdefault((*key, label), hashes) == hashes
+                itself = _same(self._own.setdefault((*key, label), hashes), hashes)
                 self.contradicted |= not itself
-                if not itself or self._first.setdefault(key, hashes) != hashes:
+                if not itself or not _same(self._first.setdefault(key, hashes), hashes):
                     places.append((session, itself))
         if places:
             session, itself = places[0]
@@ -95,6 +98,11 @@ class Outputs:
                 f" session {session} differs from that of {other}."
             )
         return not places
+
+
+def _same(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether ids are equal, and logits where both have any: replies that draft tell none."""
+    return one[0] == other[0] and (one[1] == other[1] or "" in (one[1], other[1]))
 
 
 def make_rows(found: Sequence[Measurement], outputs: Outputs) -> list[Row]:
@@ -138,8 +146,15 @@ def _row(found: Measurement, base: Measurement, same_output: bool) -> Row:
         device_peak_bytes=None if usage is None else usage.device_peak_bytes,
         threads_peak=None if usage is None else usage.threads_peak,
         phases_s=_mean_phases([s.phases_s for s in samples]),
+        draft_tokens=_drafts(found, 0),
+        draft_tokens_accepted=_drafts(found, 1),
         **facts,
     )
+
+
+def _drafts(found: Measurement, which: int) -> int | None:
+    counts = [sample.drafts[which] for sample in found.samples if sample.drafts is not None]
+    return sum(counts) if counts else None
 
 
 def _mean_phases(samples: Iterable[dict[str, float]]) -> dict[str, float] | None:

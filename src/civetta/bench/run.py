@@ -18,8 +18,10 @@ import torch
 
 from civetta.bench import gpu
 from civetta.bench.case import token_stream
+from civetta.bench.drafted import DraftedReplies
 from civetta.bench.phases import PhaseTimer, timed_trunk
 from civetta.bench.usage import Usage, UsageWatch
+from civetta.decode.lengths import MOST_DRAFTS
 from civetta.errors import LogitsInvalid
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.inputs import Piece
@@ -57,11 +59,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One repetition. `phases_s` is empty when phases were not asked for."""
+    """One repetition. `phases_s` is empty when phases were not asked for.
+
+    drafts: tokens that were drafted, and of those how many stood; None where nothing drafts.
+    """
 
     seconds: float
     output: Output
     phases_s: dict[str, float]
+    drafts: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +116,16 @@ class _Bench:
             token_stream(options.seed, i, case.context_tokens, trunk.config.vocab)
             for i in range(case.sessions)
         ]
-        store = trunk.store(
-            sessions=case.sessions, context_tokens=case.context_tokens, pages=_pages(case)
+        self._drafts = subject.drafting is not None and case.kind == "decode"
+        # Drafts that do not stand lie behind the last token for a moment.
+        room = MOST_DRAFTS if self._drafts else 0
+        self._store = trunk.store(
+            sessions=case.sessions,
+            context_tokens=case.context_tokens + room,
+            pages=_pages(case, room),
         )
-        self._deep = [store.open() for _ in self._streams]
+        self._deep = [self._store.open() for _ in self._streams]
+        self._drafted: DraftedReplies | None = None
         self._usages: list[Usage] = []
 
     def repeat(self) -> Sample:
@@ -122,12 +134,10 @@ class _Bench:
         with UsageWatch() if self._options.memory else nullcontext() as watch:
             if self._deep[0].position < case.depth:
                 self._prefill(self._deep, 0, case.depth, "none")
-            sessions = [session.fork() for session in self._deep]
-            try:
-                sample = self._timed(sessions)
-            finally:
-                for session in sessions:
-                    session.close()
+            if self._drafts:
+                sample = self._timed_drafts()
+            else:
+                sample = self._timed_forks()
         if watch is not None:
             self._usages.append(watch.usage())
         return sample
@@ -140,6 +150,37 @@ class _Bench:
             rss_peak_bytes=max(u.rss_peak_bytes for u in self._usages),
             device_peak_bytes=max(u.device_peak_bytes for u in self._usages),
             threads_peak=max(u.threads_peak for u in self._usages),
+        )
+
+    def _timed_forks(self) -> Sample:
+        sessions = [session.fork() for session in self._deep]
+        try:
+            return self._timed(sessions)
+        finally:
+            for session in sessions:
+                session.close()
+
+    def _timed_drafts(self) -> Sample:
+        drafting = self._subject.drafting
+        assert drafting is not None
+        if self._drafted is None:
+            self._drafted = DraftedReplies(
+                self._case,
+                self._trunk,
+                drafting,
+                store=self._store,
+                deep=self._deep,
+                streams=self._streams,
+            )
+        gc.collect()
+        gpu.settle()
+        done = self._drafted.run()
+        ids = tuple(map(_hashed_ids, done.ids))
+        return Sample(
+            seconds=done.seconds,
+            output=Output(ids=ids, logits=("",) * len(ids)),
+            phases_s={},
+            drafts=(done.drafts, done.accepted),
         )
 
     def _timed(self, sessions: Sequence[Session]) -> Sample:
@@ -196,10 +237,14 @@ class _Bench:
         return logits_CL, generated
 
 
-def _pages(case: Case) -> int:
-    """For the depth, and for one fork at a time that goes on from it in pages of its own."""
+def _pages(case: Case, room: int) -> int:
+    """For the depth, and for one fork at a time that goes on from it in pages of its own.
+
+    The page of the depth's last token is among those: a draft head writes that token's keys only
+    when it knows the next one.
+    """
     deep = -(-case.depth // PAGE_TOKENS)
-    own = -(-case.context_tokens // PAGE_TOKENS) - case.depth // PAGE_TOKENS
+    own = -(-(case.context_tokens + room) // PAGE_TOKENS) - max(case.depth - 1, 0) // PAGE_TOKENS
     return case.sessions * (deep + own)
 
 
@@ -214,12 +259,13 @@ def _greedy(logits_CL: Tensor) -> list[int]:
     return [int(i) for i in found_C]
 
 
+def _hashed_ids(ids: Sequence[int]) -> str:
+    return hashlib.sha256(np.array(ids, dtype="<i8").tobytes()).hexdigest()
+
+
 def _hashed(ids: Sequence[Sequence[int]], logits_CL: Tensor) -> Output:
     rows = logits_CL.float().cpu().numpy().astype("<f4", copy=False)
     return Output(
-        ids=tuple(
-            hashlib.sha256(np.array(own, dtype="<i8").tobytes()).hexdigest()
-            for own in zip(*ids, strict=True)
-        ),
+        ids=tuple(_hashed_ids(own) for own in zip(*ids, strict=True)),
         logits=tuple(hashlib.sha256(row.tobytes()).hexdigest() for row in rows),
     )

@@ -19,6 +19,7 @@ from civetta.engine.load import (
     table_options,
     thread_count,
 )
+from civetta.engine.load_drafting import drafting_of
 from civetta.errors import DeviceError, UsageError
 from civetta.kernels.select import resolve_device
 from civetta.ngram.feed import RowFeed
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from civetta.bench.case import RandomModel
+    from civetta.engine.speculation import Drafting
     from civetta.model.trunk import Trunk
     from civetta.options import Settings
 
@@ -43,6 +45,7 @@ class Subject:
     context_tokens: int
     prefill_batch: int
     known: dict[str, str | int]
+    drafting: Drafting | None = None
 
     def activate(self) -> None:
         """Set what is one setting for the whole process: its compute threads."""
@@ -56,6 +59,7 @@ class Subject:
             "dtype": dtype_name(self.trunk.dtype),
             "threads": thread_count(self.settings.model),
             "prefill_batch": self.prefill_batch,
+            "speculative": self.settings.drafting.speculative,
         }
 
 
@@ -69,6 +73,7 @@ def load_subject(label: str, settings: Settings) -> Subject:
         trunk=loaded.trunk,
         context_tokens=loaded.context_tokens,
         prefill_batch=settings.engine.batch_on(loaded.device),
+        drafting=drafting_of(settings.drafting, loaded.trunk),
         known={
             "model": loaded.path.name if settings.model.model is not None else "civetta-nano",
             "model_bytes": sum(info.nbytes for info in tensors),
@@ -84,6 +89,8 @@ def random_subject(label: str, settings: Settings, wanted: RandomModel, held: Ex
     `held` deletes the table's file. Raises UsageError without a GPU, DeviceError when its memory
     or the disk does not suffice.
     """
+    if settings.drafting.speculative != "off":
+        raise UsageError("--random-weights have no draft head: leave --speculative out.")
     options = settings.model
     device = resolve_device(options.device)
     if device.type == "cpu":

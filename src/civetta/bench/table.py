@@ -93,6 +93,19 @@ class Markdown:
             ],
         )
 
+        self._table(
+            (*self._named, "drafting", "drafts that stood"),
+            [
+                (
+                    *self._name(row),
+                    row.speculative,
+                    f"{row.draft_tokens_accepted} of {row.draft_tokens}",
+                )
+                for row in self._rows
+                if row.draft_tokens is not None
+            ],
+        )
+
     @property
     def _named(self) -> tuple[str, ...]:
         return ("setting", "test", "sessions") if self._compared else ("test", "sessions")

@@ -35,6 +35,8 @@ OFFERED = (
     # -c is the number of sessions here; a case needs no more context than its own tokens
     *(f"model.{item.name}" for item in settings_of("model") if item.name != "context"),
     "engine.prefill_batch",
+    # -d is the depth here; drafts are as many as pay, up to the default of --draft-tokens
+    *(f"drafting.{item.name}" for item in settings_of("drafting") if item.name != "draft_tokens"),
 )
 
 
@@ -182,6 +184,7 @@ def bench(
 ) -> int:
     """Measure tokens a second of prefill (pp) and decoding (tg), warmed up, greedy.
 
+    With --speculative, tg cases go through the engine's loop, drafts and all; ids stay the same.
     A session's tokens are a fixed pseudo-random stream. Exit status 1 when a setting's output
     differs from its own of another repetition or number of sessions.
     """
@@ -194,6 +197,8 @@ def bench(
     groups = [settings]
     if vs_args is not None:
         groups.append(_changed(settings, vs_args))
+    if phases and any(group.drafting.speculative != "off" for group in groups):
+        raise UsageError("--phases times the network without drafts: leave --speculative out.")
     from civetta.bench.run import Options
     from civetta.bench.table import WRITERS
 
@@ -266,7 +271,7 @@ def _changed(settings: Settings, vs_args: str) -> Settings:
     if not flags:
         raise UsageError("--vs-args is empty: give the flags in which B differs from A.")
     topics = {}
-    for topic in ("model", "engine"):
+    for topic in ("model", "engine", "drafting"):
         names = {item.name for item in settings_of(topic)}
         own = {name: value for name, value in flags.items() if name in names}
         topics[topic] = replace(getattr(settings, topic), **own)
