@@ -79,7 +79,7 @@ def launch_everything(dtype: torch.dtype, formats: tuple[str, ...]) -> None:
         gain_SD=random.normal(streams, d),
         down=pack(random.normal(32, streams * d), dtype, "cpu"),
         up=pack(random.normal(streams * d, 32), dtype, "cpu"),
-        inject=pack(random.normal(streams, streams * d), F32, "cpu"),
+        inject=random.normal(streams, streams * d),
     )
     residual.hyper_read(wide, hyper, 1e-6, dtype)
     residual.hyper_write(wide, x, random.normal(3, streams))

@@ -53,7 +53,8 @@ def test_rows_in_parts_equal_rows_in_one_go_and_leave_the_counters_zero():
 def test_pairs_of_gate_and_up_rows_for_experts_met_directly_and_sorted():
     random = Random(3)
     gates, ups = ([random.normal(24, 640) for _ in range(5)] for _ in range(2))
-    stack = pack_stack([torch.cat(p) for p in zip(gates, ups, strict=True)], F32, DEVICE)
+    pairs = [torch.cat(p) for p in zip(gates, ups, strict=True)]
+    stack = pack_stack(pairs, F32, DEVICE, pair=True)
     x, ids = random.normal(4, 640), torch.tensor([[0, 3], [1, 4], [4, 0], [2, 3]])
     want = torch.cat(
         [
@@ -65,11 +66,11 @@ def test_pairs_of_gate_and_up_rows_for_experts_met_directly_and_sorted():
     got = torch.full((8, 24), float("nan"), device=DEVICE)
     on, flat = x.to(DEVICE), ids.view(-1).to(DEVICE)
     counts = counters(torch.device(DEVICE))
-    product(on, stack, got, counts, experts_M=flat, divisor=2, pair=True)
+    product(on, stack, got, counts, experts_M=flat, divisor=2)
     assert relative_error(got, want) < 2e-6
     groups = group_rows(ids.to(DEVICE), 5)
     got.fill_(float("nan"))
-    product(on, stack, got, None, groups=groups, divisor=2, pair=True)
+    product(on, stack, got, None, groups=groups, divisor=2)
     assert relative_error(got, want) < 2e-6
 
 

@@ -108,7 +108,7 @@ def test_norm_rope_hyper_connections(streams):
         gain_SD=on(gain),
         down=pack(w.down, F32, DEVICE),
         up=pack(w.up, F32, DEVICE),
-        inject=pack(w.inject, F32, DEVICE),
+        inject=on(w.inject),
     )
     want, want_inject = residual_reference.hyper_read(x, w, 1e-6, F32)
     got, got_inject = residual.hyper_read(on(x), packed, 1e-6, F32)

@@ -8,9 +8,8 @@ codes, integer scales, minima, and the float steps. Values come out as the block
     value = step * code + low                 low = minimum, or -(dmin * minimum)
     value = step * level[code]                four-bit codebooks
 
-Codes of 4, 5 and 6 bits keep their low nibbles by halves of 64 columns: byte i of 32 holds column i
-low and column 32 + i high, so that a kernel makes two runs of 32 columns out of one load. Columns
-are filled up to a multiple of 64 with codes whose step is zero.
+Planes lie in the order of tiles that tile_order.py describes. Rows and columns are filled up to
+multiples of 64 with codes whose step is zero.
 
 A format without planes of its own (2- and 3-bit grids) is expanded to `dtype`, which loses nothing
 either: a product rounds its operand to that dtype anyway.
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from civetta.kernels import tile_order
 from civetta.kernels.dequant import blocks as fields_of
 from civetta.kernels.dequant.iq import IQ4_LEVELS
 from civetta.kernels.dequant.reference import E2M1_LEVELS, FP8_BLOCK, dequantize
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 
     from civetta.checkpoint.quant import QuantTensor, Weight
 
-HALF_COLS = 32
-TILE_COLS = 64
-"""Columns that share one run of 32 bytes of low nibbles."""
+TILE = tile_order.TILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +60,11 @@ PLAIN = Recipe(bits=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class PackedWeight:
-    """Planes of a matrix [rows, cols], or of E stacked ones: every plane is [E, rows, ...].
+    """Planes of a matrix [rows, cols], or of E stacked ones, [E, T, ...] in the order of tile_order.py.
 
-    codes: uint8 (nibbles of 64 columns in 32 bytes; or a byte a column), or plain numbers;
-    high: uint8, spare bits of a run of 64 columns in 8 bytes (5 bits) or 16 (6), `_spare_bits`;
-    scale, minimum: one for each group; d, dmin: one for each span; levels: float32 [16].
+    pair: rows are gate rows, then up rows, woven in runs of 8. codes: int32 words, or plain numbers;
+    high: int32, spare bits of the codes; scale, minimum: one for each group; d, dmin: one for each
+    span; all int32 words of halves or bytes, or float32. levels: float32 [16].
     """
 
     recipe: Recipe
@@ -80,6 +77,7 @@ class PackedWeight:
     d: Tensor | None = None
     dmin: Tensor | None = None
     levels: Tensor | None = None
+    pair: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,6 +90,21 @@ class PackedWeight:
         return int(self.codes.shape[0])
 
     @property
+    def tiles(self) -> int:
+        """Tiles of 64 outputs in each matrix."""
+        return int(self.codes.shape[1])
+
+    @property
+    def padded_cols(self) -> int:
+        """Columns that the code planes hold."""
+        return -(-self.cols // TILE) * TILE
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that the planes stand for."""
+        return self.experts * self.rows * self.cols
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all planes."""
         planes = (self.codes, self.high, self.scale, self.minimum, self.d, self.dmin)
@@ -100,43 +113,51 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fields:
-    """Planes of one matrix before nibbles are arranged; codes uint8 [N, K]."""
+    """Planes of one matrix by rows; codes uint8 [N, K]."""
 
     codes: Tensor
+    high: Tensor | None = None
     scale: Tensor | None = None
     minimum: Tensor | None = None
     d: Tensor | None = None
     dmin: Tensor | None = None
 
 
-def pack(w: Weight, dtype: torch.dtype, device: torch.device | str) -> PackedWeight:
+def pack(
+    w: Weight, dtype: torch.dtype, device: torch.device | str, *, pair: bool = False
+) -> PackedWeight:
     """One matrix in planes on `device`; `dtype` is what formats without planes expand to."""
-    return pack_stack([w], dtype, device)
+    return pack_stack([w], dtype, device, pair=pair)
 
 
 def pack_stack(
-    matrices: Sequence[Weight], dtype: torch.dtype, device: torch.device | str
+    matrices: Sequence[Weight],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    pair: bool = False,
 ) -> PackedWeight:
-    """Matrices of one shape and format, stacked in planes on `device`."""
+    """Matrices of one shape and format, stacked in planes on `device`; `pair`: see `PackedWeight`."""
     first = matrices[0]
     rows, cols = first.shape
     if isinstance(first, Tensor) or first.format.name not in _READERS:
-        codes = torch.stack([_plain(w, dtype).to(device) for w in matrices])
-        return PackedWeight(recipe=PLAIN, rows=rows, cols=cols, codes=codes)
+        codes = torch.stack([_tiled(_plain(w, dtype).to(device), pair) for w in matrices])
+        return PackedWeight(recipe=PLAIN, rows=rows, cols=cols, codes=codes, pair=pair)
     recipe, read = _READERS[first.format.name]
-    stacked = [_arranged(recipe, read(_moved(w, device))) for w in matrices]
+    stacked = [_arranged(recipe, read(_moved(w, device)), pair) for w in matrices]
     levels = _LEVELS.get(first.format.name)
     return PackedWeight(
         recipe=recipe,
         rows=rows,
         cols=cols,
-        codes=torch.stack([f.codes for f, _ in stacked]),
-        high=_stack([high for _, high in stacked]),
-        scale=_stack([f.scale for f, _ in stacked]),
-        minimum=_stack([f.minimum for f, _ in stacked]),
-        d=_stack([f.d for f, _ in stacked]),
-        dmin=_stack([f.dmin for f, _ in stacked]),
+        codes=torch.stack([f.codes for f in stacked]),
+        high=_stack([f.high for f in stacked]),
+        scale=_stack([f.scale for f in stacked]),
+        minimum=_stack([f.minimum for f in stacked]),
+        d=_stack([f.d for f in stacked]),
+        dmin=_stack([f.dmin for f in stacked]),
         levels=None if levels is None else torch.tensor(levels, device=device),
+        pair=pair,
     )
 
 
@@ -168,45 +189,43 @@ def _moved(w: Weight, device: torch.device | str) -> QuantTensor:
     return replace(w, **move)
 
 
-def _arranged(recipe: Recipe, f: _Fields) -> tuple[_Fields, Tensor | None]:
-    """Columns filled up, low nibbles by halves, spare bits in a plane of their own."""
-    rows, cols = f.codes.shape
-    missing = -cols % TILE_COLS
-    codes = pad(f.codes, (0, missing))
-    planes = {
-        "scale": _filled(f.scale, recipe.group, cols + missing),
-        "minimum": _filled(f.minimum, recipe.group, cols + missing),
-        "d": _filled(f.d, recipe.span, cols + missing),
-        "dmin": _filled(f.dmin, recipe.span, cols + missing),
-    }
-    high = None
+def _tiled(x_RK: Tensor, pair: bool) -> Tensor:
+    """Numbers in tile order."""
+    return tile_order.numbers(_whole_tiles(x_RK, pair, 1))
+
+
+def _whole_tiles(plane: Tensor, pair: bool, group: int) -> Tensor:
+    """Rows and columns filled up with zeros to whole tiles; a column stands for `group` columns,
+    0 for all."""
+    if pair:
+        plane = tile_order.paired(plane)
+    rows, cols = plane.shape
+    unit = max(1, TILE // group) if group else 1
+    return tile_order.filled(plane, rows + -rows % TILE, cols + -cols % unit)
+
+
+def _arranged(recipe: Recipe, f: _Fields, pair: bool) -> _Fields:
+    """All planes in tile order."""
+
+    def steps(plane: Tensor | None, group: int) -> Tensor | None:
+        if plane is None:
+            return None
+        return tile_order.steps(_whole_tiles(plane, pair, group), TILE // group if group else 1)
+
+    codes, high = _whole_tiles(f.codes, pair, 1), None
     if recipe.bits in {5, 6}:
-        high = _spare_bits(codes >> 4, recipe.bits - 4)
-    if recipe.bits != 8:
-        halves = (codes & 15).view(rows, -1, 2, HALF_COLS)
-        codes = (halves[:, :, 0] | (halves[:, :, 1] << 4)).flatten(1)
-    return _Fields(codes=codes.contiguous(), **planes), high
-
-
-def _spare_bits(spare: Tensor, width: int) -> Tensor:
-    """Bits above the nibbles of [N, K] codes, `width` each, beside the nibbles' order.
-
-    The pair of columns i and i + 32 of a run of 64 has 2 * width bits; byte i mod I of the run's I
-    = 8 * width bytes holds them, at bit 8 / C * (i div I), C = 32 / I.
-    """
-    rows, inner = spare.shape[0], 8 * width
-    halves = spare.view(rows, -1, 2, HALF_COLS)
-    pairs = (halves[:, :, 0] | (halves[:, :, 1] << width)).view(rows, -1, HALF_COLS // inner, inner)
-    step = 2 * width
-    shifts = torch.arange(0, 8, step, dtype=torch.uint8, device=spare.device)
-    return (pairs << shifts[:, None]).sum(2, dtype=torch.uint8).flatten(1)
-
-
-def _filled(plane: Tensor | None, columns: int, cols: int) -> Tensor | None:
-    """A plane with zeros for the columns that were added; `columns` 0 has one value a row."""
-    if plane is None or not columns:
-        return plane
-    return pad(plane, (0, -(-cols // columns) - plane.shape[1])).contiguous()
+        high = tile_order.spare_bits(codes >> 4, recipe.bits - 4)
+    if recipe.code == "int8":
+        codes = codes ^ 128  # 0 to 255, which a float's mantissa can take as it is
+    codes = tile_order.bytes_(codes) if recipe.bits == 8 else tile_order.nibbles(codes & 15)
+    return _Fields(
+        codes=codes,
+        high=high,
+        scale=steps(f.scale, recipe.group),
+        minimum=steps(f.minimum, recipe.group),
+        d=steps(f.d, recipe.span),
+        dmin=steps(f.dmin, recipe.span),
+    )
 
 
 # ---- readers: stored bytes to fields -------------------------------------------------------------
@@ -342,12 +361,12 @@ _LEVELS: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedHyper:
-    """One hyper-connection site in planes; fields as in `HyperWeights`."""
+    """One hyper-connection site in planes; fields as in `HyperWeights`, inject float32."""
 
     gain_SD: Tensor
     down: PackedWeight
     up: PackedWeight
-    inject: PackedWeight | None
+    inject: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from civetta.checkpoint.quant import QuantTensor
+from civetta.kernels.dequant.reference import dequantize
 from civetta.kernels.ops import ExpertWeights, HyperWeights
 from civetta.kernels.packed import PackedExperts, PackedHyper, pack, pack_stack
 
@@ -114,9 +115,10 @@ def _placed(part: _Part, device: torch.device, dtype: torch.dtype) -> _Part:
 
 
 def _hyper(w: HyperWeights, device: torch.device, dtype: torch.dtype) -> PackedHyper:
-    inject: PackedWeight | None = None
+    inject = None
     if w.inject is not None:  # read in float32 (model.md A.6)
-        inject = pack(w.inject, torch.float32, device)
+        plain = w.inject if isinstance(w.inject, Tensor) else dequantize(w.inject)
+        inject = plain.float().to(device).contiguous()
     return PackedHyper(
         gain_SD=w.gain_SD.to(device),
         down=pack(w.down, dtype, device),

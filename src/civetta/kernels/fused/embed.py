@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from civetta.kernels.dequant.reference import dequantize
 from civetta.kernels.fused.launch import ROW_FIELDS
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from civetta.checkpoint.quant import Weight
     from civetta.kernels.fused.launch import Batch
-    from civetta.kernels.packed import PackedWeight
 
 TOKEN = tl.constexpr(ROW_FIELDS.index("token"))
 
@@ -35,15 +37,39 @@ def embed_kernel(rows, codes, d, x, like, T, D, S: tl.constexpr, KP: tl.constexp
         tl.store(x + (t * S + j) * D + c, b, mask=ok)
 
 
-def can_embed(table: PackedWeight) -> bool:
-    """Whether `embed` reads this format."""
-    return table.recipe.bits == 0 or (table.recipe.code == "int8" and table.recipe.span == 32)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingTable:
+    """A table read row by row: numbers [N, K], or bytes of Q8_0 with d float16 [N, K / 32]."""
+
+    codes: Tensor
+    d: Tensor | None = None
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that the planes stand for."""
+        return self.codes.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both planes."""
+        return self.codes.nbytes + (0 if self.d is None else self.d.nbytes)
 
 
-def embed(batch: Batch, table: PackedWeight, x_TSD: Tensor, like: Tensor) -> None:
+def embedding_table(w: Weight, dtype: torch.dtype, device: torch.device | str) -> EmbeddingTable:
+    """The table on `device`; formats other than Q8_0 and plain numbers become numbers of `dtype`."""
+    if isinstance(w, Tensor):
+        return EmbeddingTable(codes=w.to(device).contiguous())
+    if w.format.name != "Q8_0":
+        return EmbeddingTable(codes=dequantize(w).to(dtype).to(device).contiguous())
+    blocks = w.data_RB.to(device).view(w.rows, -1, w.format.block_bytes)
+    d = blocks[:, :, :2].contiguous().view(torch.float16).view(w.rows, -1)
+    return EmbeddingTable(codes=blocks[:, :, 2:].flatten(1).contiguous(), d=d)
+
+
+def embed(batch: Batch, table: EmbeddingTable, x_TSD: Tensor, like: Tensor) -> None:
     """x float32 [T, S, D]: the tokens' rows, rounded to the dtype of `like`, in every stream."""
     rows, streams, width = x_TSD.shape
     embed_kernel[(rows, -(-width // 1024))](
         batch.rows_FT, table.codes, like if table.d is None else table.d, x_TSD, like, rows, width,
-        S=streams, KP=table.codes.shape[-1], INT8=table.recipe.bits == 8, BLOCK=1024,
+        S=streams, KP=table.codes.shape[-1], INT8=table.d is not None, BLOCK=1024,
     )  # fmt: skip

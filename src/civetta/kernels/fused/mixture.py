@@ -23,8 +23,8 @@ DIRECT_ROWS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Weights of one layer: router rows, then the shared expert's mix row; experts stacked, gate
-    rows then up rows."""
+    """Weights of one layer: router rows, then the shared expert's mix row; experts stacked; gate and
+    up rows as pairs."""
 
     router: PackedWeight
     gate_up: PackedWeight
@@ -54,14 +54,14 @@ def mixture(batch: Batch, w: Mixture, h_TD: Tensor, inject: Tensor) -> Written:
     flat = y.view(count, width)
     if t <= DIRECT_ROWS:
         each = ids.view(-1)
-        product(h_TD, w.gate_up, hidden, None, experts_M=each, divisor=w.slots, pair=True)
+        product(h_TD, w.gate_up, hidden, None, experts_M=each, divisor=w.slots)
         product(hidden, w.down, flat, None, experts_M=each)
     else:
         groups = group_rows(ids, experts)
-        product(h_TD, w.gate_up, hidden, None, groups=groups, divisor=w.slots, pair=True)
+        product(h_TD, w.gate_up, hidden, None, groups=groups, divisor=w.slots)
         product(hidden, w.down, flat, None, groups=groups)
     inner = torch.empty((t, w.shared_gate_up.rows // 2), dtype=inside, device=device)
-    product(h_TD, w.shared_gate_up, inner, batch.counts, pair=True)
+    product(h_TD, w.shared_gate_up, inner, batch.counts)
     shared = torch.empty((t, width), dtype=torch.float32, device=device)
     product(inner, w.shared_down, shared, batch.counts)
     return Written(

@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.matmul.tiling import FEW_ROWS, precision, runs_of
-from civetta.kernels.matmul.triton import padded_cols, part_sum, product
+from civetta.kernels.matmul.tiling import FEW_ROWS, precision, tile_rows_for
+from civetta.kernels.matmul.triton import part_sum, planes_of, product
+from civetta.kernels.packed import TILE
 from civetta.kernels.residual.triton import sigmoid32
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 ENTER_ROWS = 8
 """Rows of a program of `enter` when rows are many."""
-
-MIX_COLS = 64
-"""Columns of a tile of `mix`; see FEW_COLS of the products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +147,7 @@ def enter(
     each = 1 if rows <= FEW_ROWS else ENTER_ROWS
     enter_kernel[(-(-rows // each), streams)](
         x_TSD, y, weights, shared, mix, x_TSD if written is None else written.inject,
-        w.gain_SD, x_TSD if w.inject is None else w.inject.codes, normed, scale,
+        w.gain_SD, x_TSD if w.inject is None else w.inject, normed, scale,
         scale if inject is None else inject, mix_stride, eps, rows, D=width, S=streams, M=slots,
         SHARED=written is not None and written.shared is not None, WRITE=written is not None,
         INJECT=inject is not None, BLOCK=triton.next_power_of_2(width),
@@ -177,31 +175,32 @@ def settle(written: Written) -> Written:
 @triton.jit(do_not_specialize=["T"])
 def mix_kernel(
     m, x, scale, gain, h, parts, counters, codes, high, step, minimum, d, dmin, table, T, D,
-    K: tl.constexpr, S: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr,
+    K: tl.constexpr, S: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, KP: tl.constexpr,
     BITS: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr,
-    R: tl.constexpr, SPLIT: tl.constexpr,
+    STEPS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Mean over streams, in order, of sigmoid(up m) * norm: one tile of columns and rows.
 
     SPLIT: a program takes one stream, and the last to finish adds them.
     """
-    c = tl.program_id(0) * BN + tl.arange(0, BN)
+    i_n = tl.program_id(0)
+    c = i_n * 64 + tl.arange(0, 64)
     t = tl.program_id(1) * BM + tl.arange(0, BM)
     ok_c, ok_t = c < D, t < T
     i_m = t.to(tl.int64) * K
     mask = ok_c[:, None] & ok_t[None, :]
-    zero = tl.zeros((BN, BM), dtype=tl.float32)
+    zero = tl.zeros((64, BM), dtype=tl.float32)
     total = zero
     first, last = 0, S
     if SPLIT:
         first = tl.program_id(2)
         last = first + 1
     for j in range(first, last):
-        row = (j * D + c).to(tl.int64)
+        tile = (j * TILES + i_n).to(tl.int64)
         gate = part_sum(
-            m, i_m, codes, high, step, minimum, d, dmin, table, row, 0, K, ok_c, ok_t,
-            K, BN, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, R,
+            m, i_m, codes, high, step, minimum, d, dmin, table, tile, 0, K, 1, ok_t,
+            K, 1, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, False, STEPS,
         )  # fmt: skip
         at = (t.to(tl.int64) * S + j)[None, :] * D + c[:, None]
         b_x = tl.load(x + at, mask=mask, other=0.0)
@@ -213,40 +212,40 @@ def mix_kernel(
     if SPLIT:
         tl.store(parts + tl.program_id(2).to(tl.int64) * T * D + own, total, mask=mask)
         tl.debug_barrier()
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        done = tl.atomic_add(counters + tile, 1)
+        counter = tl.program_id(1) * tl.num_programs(0) + i_n
+        done = tl.atomic_add(counters + counter, 1)
         if done < S - 1:
             return
-        tl.store(counters + tile, 0)
+        tl.store(counters + counter, 0)
         total = zero
         p_part = parts + own
-        for _ in range(S):
+        for _ in tl.static_range(S):
             total += tl.load(p_part, mask=mask, other=0.0, cache_modifier=".cg")
             p_part += T * D
     tl.store(h + own, (total / S).to(h.dtype.element_ty), mask=mask)
 
 
 def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tensor:
-    """The next layer's input [T, D] in the norm's dtype."""
+    """The next layer's input [T, D] in the norm's dtype; w.up holds a matrix a stream."""
     rows, streams, width = x_TSD.shape
     rank, dtype, device = w.down.rows, entered.normed.dtype, x_TSD.device
     m_TR = torch.empty((rows, rank), dtype=dtype, device=device)
     product(entered.normed, w.down, m_TR, counts, act="squeeze", act_divisor=float(streams))
     h_TD = torch.empty((rows, width), dtype=dtype, device=device)
-    tile_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    tile_m = min(64, tile_rows_for(rows))
     split = rows <= FEW_ROWS
     parts = h_TD
     if split:
         parts = torch.empty((streams, rows, width), dtype=torch.float32, device=device)
     r, exact = w.up.recipe, precision(dtype, device)
-    planes = (w.up.high, w.up.scale, w.up.minimum, w.up.d, w.up.dmin, w.up.levels)
-    grid = (-(-width // MIX_COLS), -(-rows // tile_m), streams if split else 1)
+    assert w.up.experts == streams
+    assert w.up.rows == width
+    grid = (-(-width // TILE), -(-rows // tile_m), streams if split else 1)
     mix_kernel[grid](
-        m_TR, x_TSD, entered.scale, w.gain_SD, h_TD, parts, counts, w.up.codes,
-        *(m_TR if p is None else p for p in planes), rows, width,
-        K=rank, S=streams, BN=MIX_COLS, BM=tile_m, KP=padded_cols(w.up), BITS=r.bits, CODE=r.code,
-        OFFSET=r.offset, GROUP=r.group, SCALE=r.scale, SPAN=r.span, LOW=r.low, PRECISE=exact,
-        R=runs_of(r.bits, few=split, exact=exact != ""), SPLIT=split, num_warps=4,
-        num_stages=1 if split else 2,
+        m_TR, x_TSD, entered.scale, w.gain_SD, h_TD, parts, counts,
+        *planes_of(w.up, m_TR), rows, width, K=rank, S=streams, TILES=w.up.tiles, BM=tile_m,
+        KP=w.up.padded_cols, BITS=r.bits, CODE=r.code, OFFSET=r.offset, GROUP=r.group,
+        SCALE=r.scale, SPAN=r.span, LOW=r.low, PRECISE=exact, STEPS=1, SPLIT=split,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     return h_TD

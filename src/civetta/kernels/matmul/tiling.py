@@ -16,48 +16,55 @@ if TYPE_CHECKING:
 FEW_ROWS = 64
 """Up to so many rows, the parts of the inner dimension run beside each other."""
 
-PART_COLS = 512
-"""Columns of one accumulator: two steps of a program when rows are few, so that a launch's memory
-reads are nearly all under way at once."""
+LEAST_ROWS = 8
+"""Rows of the smallest tile."""
+
+PROGRAMS = 256
+"""Programs that a launch of few rows should have: a weight of fewer tiles is cut into parts."""
+
+PART_UNIT = 256
+"""Columns that a part is a multiple of: a step of every tiling."""
 
 WHOLE_COLS = 768
 """A weight of up to so many columns is not cut."""
 
-FEW_COLS = 64
-"""Outputs of a tile when rows are few. Not fewer: NVIDIA's matrix units take tiles from 64 on by other
-instructions (wgmma) than smaller ones, and the two round differently."""
-
 
 def part_cols(w: PackedWeight) -> int:
-    """Columns of one part."""
-    return w.cols if w.cols <= WHOLE_COLS else PART_COLS
-
-
-def runs_of(bits: int, *, few: bool, exact: bool) -> int:
-    """Runs of 64 columns in a step. Nibbles are read in one order whatever the batch; elsewhere
-    the order does not depend on the step."""
-    if bits not in {0, 8} or few or exact:
-        return 2
-    return 1 if bits == 8 else 2
+    """Columns of one accumulator. Stacked matrices are not cut: a row meets several of them."""
+    if w.cols <= WHOLE_COLS or w.experts > 1 or w.tiles >= PROGRAMS * 3 // 4:
+        return w.cols
+    return max(1, w.cols * w.tiles // PROGRAMS // PART_UNIT) * PART_UNIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """Outputs of a tile, warps, stages of the pipeline of loads, registers a thread (None: free)."""
+    """Tiles of 64 outputs in a program, tiles of 64 inputs in a step, warps, stages of the pipeline of
+    loads, registers a thread (None: free).
 
-    outputs: int
+    A program has 64 outputs at least: NVIDIA's matrix units take fewer by other instructions (mma)
+    than more (wgmma), and the two round differently.
+    """
+
+    tiles: int
+    steps: int
     warps: int
     stages: int
     registers: int | None = None
 
 
-def tiling(*, few: bool, exact: bool) -> Tiling:
-    """The fastest of those tried (benchmarks/kernels/gpu_tiles.py)."""
-    if few:
-        return Tiling(outputs=FEW_COLS, warps=4, stages=1, registers=None if exact else 128)
+def tiling(w: PackedWeight, *, rows: int, exact: bool, wide: bool) -> Tiling:
+    """The fastest of those tried (benchmarks/kernels/gpu_tiles.py) for a tile of `rows` rows.
+
+    Products of several terms an operand (`exact`, `wide`) take a step's terms one after the other, so
+    their step must not follow the rows.
+    """
     if exact:
-        return Tiling(outputs=64, warps=8, stages=2)
-    return Tiling(outputs=128, warps=8, stages=3)
+        return Tiling(tiles=1, steps=1, warps=4, stages=2)
+    if wide:
+        return Tiling(tiles=1, steps=2, warps=4, stages=3)
+    if rows <= FEW_ROWS:
+        return Tiling(tiles=1, steps=2, warps=4, stages=3)
+    return Tiling(tiles=2, steps=1, warps=8, stages=3)
 
 
 def precision(dtype: torch.dtype, device: torch.device) -> str:
@@ -71,7 +78,7 @@ def tile_rows_for(rows: int) -> int:
     """Rows of a tile: at least what a matrix unit takes; beyond that, decoding a weight once more
     costs more than rows that are not there."""
     if rows <= 16:
-        return 16
+        return LEAST_ROWS if rows <= LEAST_ROWS else 16
     return 32 if rows <= 32 else 64 if rows <= 48 else 128
 
 

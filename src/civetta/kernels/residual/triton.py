@@ -115,12 +115,16 @@ def mix_kernel(normed, gate, y, D, S: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def inject_kernel(x, y, count, divisor, BLOCK: tl.constexpr):
-    """2 * sigmoid(x / divisor)."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < count
-    b = tl.load(x + i, mask=ok, other=0.0) / divisor
-    tl.store(y + i, 2.0 * sigmoid32(b), mask=ok)
+def inject_kernel(normed, w, y, D, S: tl.constexpr, BLOCK: tl.constexpr):
+    """2 * sigmoid(w normed / S): one strength of one token, stream after stream."""
+    t, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.arange(0, BLOCK)
+    ok = c < D
+    raw = 0.0
+    for j in tl.static_range(S):
+        b = tl.load(normed + (t * S + j) * D + c, mask=ok, other=0.0)
+        raw += tl.sum(b * tl.load(w + (i * S + j) * D + c, mask=ok, other=0.0), axis=0)
+    tl.store(y + t * S + i, 2.0 * sigmoid32(raw / S))
 
 
 def hyper_read(
@@ -143,9 +147,10 @@ def hyper_read(
     )
     if w.inject is None:
         return h_TD, None
-    raw = matmul(normed32, w.inject, torch.float32)
-    inject_TS = torch.empty_like(raw)
-    inject_kernel[(-(-raw.numel() // 256),)](raw, inject_TS, raw.numel(), streams, BLOCK=256)
+    inject_TS = torch.empty((rows, streams), dtype=torch.float32, device=device)
+    inject_kernel[(rows, streams)](
+        normed32, w.inject, inject_TS, width, S=streams, BLOCK=triton.next_power_of_2(width)
+    )
     return h_TD, inject_TS
 
 

@@ -14,6 +14,7 @@ import torch
 
 from civetta.checkpoint import formats
 from civetta.kernels.fused.attend import Gains
+from civetta.kernels.fused.embed import EmbeddingTable
 from civetta.kernels.fused.mixture import Mixture
 from civetta.kernels.packed import PackedHyper, PackedWeight
 from civetta.kernels.random_planes import random_packed
@@ -180,7 +181,7 @@ class _Random:
     def weights(self) -> GpuWeights:
         c, outer = self._c, self._types.outer
         return GpuWeights(
-            embed=self._matrix(outer, c.vocab, c.hidden),
+            embed=self._table(outer, c.vocab, c.hidden),
             blocks=tuple(self._block(i) for i in range(c.layers)),
             mixer=self._hyper(ends=True),
             head=self._matrix(outer, c.vocab, c.hidden),
@@ -202,8 +203,8 @@ class _Random:
         return PackedHyper(
             gain_SD=self._gain(c.streams, c.hidden),
             down=self._matrix(outer, c.stream_rank, c.wide),
-            up=self._matrix(outer, c.wide, c.stream_rank),
-            inject=None if ends else self._matrix("F32", c.streams, c.wide),
+            up=self._matrix(outer, c.hidden, c.stream_rank, c.streams),
+            inject=None if ends else self._normal(c.streams, c.wide) * c.wide**-0.5,
         )
 
     def _gdn(self) -> GpuGdn:
@@ -239,9 +240,9 @@ class _Random:
         down = t.odd_down if layer in t.odd_down_layers else t.down
         return Mixture(
             router=self._matrix("F32", c.experts + 1, c.hidden),
-            gate_up=self._matrix(gate_up, 2 * c.expert_width, c.hidden, c.experts),
+            gate_up=self._matrix(gate_up, 2 * c.expert_width, c.hidden, c.experts, pair=True),
             down=self._matrix(down, c.hidden, c.expert_width, c.experts),
-            shared_gate_up=self._matrix(t.wide, 2 * c.shared_width, c.hidden),
+            shared_gate_up=self._matrix(t.wide, 2 * c.shared_width, c.hidden, pair=True),
             shared_down=self._matrix(t.wide, c.hidden, c.shared_width),
             slots=c.experts_a_token,
         )
@@ -257,8 +258,22 @@ class _Random:
             conv_WK=self._normal(c.wide, c.ple.conv_kernel) * 0.5,
         )
 
-    def _matrix(self, name: str, rows: int, cols: int, experts: int = 1) -> PackedWeight:
-        return random_packed(name, rows, cols, self._generator, experts=experts)
+    def _matrix(
+        self, name: str, rows: int, cols: int, experts: int = 1, *, pair: bool = False
+    ) -> PackedWeight:
+        return random_packed(name, rows, cols, self._generator, experts=experts, pair=pair)
+
+    def _table(self, name: str, rows: int, cols: int) -> EmbeddingTable:
+        if name != "Q8_0":
+            plain = torch.randn(
+                rows, cols, generator=self._generator, device=self._device, dtype=torch.bfloat16
+            )
+            return EmbeddingTable(codes=plain.mul_(cols**-0.5))
+        codes = torch.randint(
+            256, (rows, cols), generator=self._generator, device=self._device, dtype=torch.uint8
+        )
+        d = torch.full((rows, cols // 32), cols**-0.5 / 74, dtype=torch.float16)
+        return EmbeddingTable(codes=codes, d=d.to(self._device))
 
     def _normal(self, *size: int) -> Tensor:
         return torch.randn(*size, generator=self._generator, device=self._device)
@@ -277,11 +292,11 @@ def weight_bytes(weights: GpuWeights) -> int:
 
 def parameters(weights: GpuWeights) -> int:
     """Numbers that the packed matrices stand for."""
-    return sum(w.experts * w.rows * w.cols for w in _matrices(weights))
+    return sum(w.numbers for w in _matrices(weights))
 
 
-def _matrices(part: object) -> Iterator[PackedWeight]:
-    if isinstance(part, PackedWeight):
+def _matrices(part: object) -> Iterator[PackedWeight | EmbeddingTable]:
+    if isinstance(part, (PackedWeight, EmbeddingTable)):
         yield part
     elif isinstance(part, tuple):
         for one in part:

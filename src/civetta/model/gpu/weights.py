@@ -14,7 +14,7 @@ from torch import Tensor
 
 from civetta.kernels.dequant.reference import dequantize
 from civetta.kernels.fused.attend import Gains
-from civetta.kernels.fused.embed import can_embed
+from civetta.kernels.fused.embed import EmbeddingTable, embedding_table
 from civetta.kernels.fused.mixture import Mixture
 from civetta.kernels.packed import PackedHyper, PackedWeight, pack, pack_stack
 from civetta.model.weights import GdnWeights
@@ -83,7 +83,7 @@ class GpuBlock:
 class GpuWeights:
     """The whole text network on one device."""
 
-    embed: PackedWeight
+    embed: EmbeddingTable
     blocks: tuple[GpuBlock, ...]
     mixer: PackedHyper
     head: PackedWeight
@@ -95,7 +95,7 @@ def gpu_weights(
     """Pack a network for `device`, one block at a time; `dtype` is that of the products' operands."""
     packer = _Packer(config, device, dtype)
     return GpuWeights(
-        embed=packer.table(stored.embed),
+        embed=embedding_table(stored.embed, dtype, device),
         blocks=tuple(packer.block(block) for block in stored.blocks),
         mixer=packer.hyper(stored.mixer),
         head=packer.matrix(stored.head),
@@ -108,11 +108,6 @@ class _Packer:
 
     def matrix(self, w: Weight) -> PackedWeight:
         return pack(w, self._dtype, self._device)
-
-    def table(self, w: Weight) -> PackedWeight:
-        """The embedding table; a format that is not read row by row becomes numbers."""
-        packed = self.matrix(w)
-        return packed if can_embed(packed) else self.matrix(_plain(w, self._dtype))
 
     def block(self, w: BlockWeights) -> GpuBlock:
         mixer = self._gdn(w.mixer) if isinstance(w.mixer, GdnWeights) else self._qsa(w.mixer)
@@ -128,8 +123,8 @@ class _Packer:
         return PackedHyper(
             gain_SD=self._vector(w.gain_SD),
             down=self.matrix(w.down),
-            up=self.matrix(w.up),
-            inject=None if w.inject is None else self._float32(w.inject),
+            up=pack_stack(_slices(w.up, w.gain_SD.shape[0]), self._dtype, self._device),
+            inject=None if w.inject is None else _plain(w.inject, torch.float32).to(self._device),
         )
 
     def _gdn(self, w: GdnWeights) -> GpuGdn:
@@ -163,9 +158,14 @@ class _Packer:
         ]
         return Mixture(
             router=self._float32(w.router, w.shared_mix),
-            gate_up=pack_stack(pairs, self._dtype, self._device),
+            gate_up=pack_stack(pairs, self._dtype, self._device, pair=True),
             down=pack_stack(w.experts.down, self._dtype, self._device),
-            shared_gate_up=self._joined(w.shared_gate, w.shared_up),
+            shared_gate_up=pack(
+                joined([w.shared_gate, w.shared_up], self._dtype),
+                self._dtype,
+                self._device,
+                pair=True,
+            ),
             shared_down=self.matrix(w.shared_down),
             slots=self._config.experts_a_token,
         )
@@ -228,6 +228,14 @@ def _alike(stored: Sequence[QuantTensor]) -> bool:
         firsts = [w.scale_2 for w in stored if w.scale_2 is not None]
         return len(firsts) == len(stored) and all(torch.equal(s, firsts[0]) for s in firsts)
     return False
+
+
+def _slices(w: Weight, count: int) -> list[Weight]:
+    """A matrix cut into `count` equal runs of rows."""
+    if isinstance(w, Tensor):
+        return list(w.chunk(count))
+    rows = w.rows // count
+    return [w.slice_rows(i * rows, (i + 1) * rows) for i in range(count)]
 
 
 def _plain(w: Weight, dtype: torch.dtype) -> Tensor:
