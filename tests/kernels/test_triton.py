@@ -153,15 +153,17 @@ def test_router_takes_the_lower_expert_among_equals():
 @pytest.mark.parametrize("fmt", ["F32", "Q8_0", "Q4_K"])
 def test_experts(rows, fmt):
     random = Random(9)
-    hidden, width = (256, 256) if fmt == "Q4_K" else (64, 96)
+    hidden, width = 256 if fmt == "Q4_K" else 64, 96
 
-    def matrices(n, k):
+    def matrices(n, k, fmt):
         if fmt == "F32":
             return tuple(random.normal(n, k) for _ in range(9))
         return tuple(random.stored(fmt, n, k) for _ in range(9))
 
     w = ExpertWeights(
-        gate=matrices(width, hidden), up=matrices(width, hidden), down=matrices(hidden, width)
+        gate=matrices(width, hidden, fmt),
+        up=matrices(width, hidden, fmt),
+        down=matrices(hidden, width, "Q5_1" if fmt == "Q4_K" else fmt),
     )
     packed = PackedExperts(
         gate=pack_stack(w.gate, F32, DEVICE),

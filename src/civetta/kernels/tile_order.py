@@ -14,8 +14,9 @@ hardware reads the same planes and lets the compiler move the numbers.
     codes of 4 bits (low nibbles of 5 and 6 too): words [tile, place, j], nibbles (c, h, b)
     codes of 8 bits: words [half tile of 32 inputs, place, (j, c)], bytes (h, b)
     numbers of 16 bits: [16 inputs, place, (c, h, b)]; of 32 bits: [8 inputs, place, (h, b)]
-    spare bits: 5-bit codes words [tile, place], 6-bit codes words [half tile, place], fields (j, c, h, b)
-    steps: words [columns of a word, (w, g)], halves (h); bytes (j1, h) or (j0, h); float32 [.., h, (w, g)]
+    spare bits: 5-bit codes words [tile, place], a bit j of each nibble (c, h, b); 6-bit codes words
+        [half tile, place], two bits j0 of each nibble
+    steps: words [columns of a word, (w, g)], halves (h); bytes (j1, h) or (j0, h); float32 [h, (w, g)]
 
 Rows and columns are filled up to multiples of 64. Legend: R rows, K columns, T = R / 64, U = K / 64.
 """
@@ -56,7 +57,8 @@ def nibbles(codes_RK: Tensor) -> Tensor:
 
 def bytes_(codes_RK: Tensor) -> Tensor:
     """uint8 codes: int32 [T, 2 U, 512]."""
-    x = _cut(codes_RK).unflatten(5, (2, 2)).permute(0, 4, 5, 1, 3, 8, 6, 7, 2, 9)
+    x = _cut(codes_RK)
+    x = x.view(*x.shape[:5], 2, 2, *x.shape[6:]).permute(0, 4, 5, 1, 3, 8, 6, 7, 2, 9)
     return _words(x, x.shape[0], -1, 512)
 
 
@@ -70,14 +72,13 @@ def numbers(x_RK: Tensor) -> Tensor:
 
 def spare_bits(spare_RK: Tensor, width: int) -> Tensor:
     """Bits above the nibbles, `width` (1, 2) each: int32 [T, width * U, 128]."""
-    x = _cut(spare_RK).permute(0, 4, 1, 3, 7, 5, 6, 2, 8)
-    x = x.reshape(*x.shape[:6], width, 8 // width)
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=x.device)
-    packed = (x << shifts).sum(-1, dtype=torch.uint8)
-    if width == 1:
-        return _words(packed, packed.shape[0], packed.shape[1], 128)
-    halves = packed.unflatten(5, (2, 2)).permute(0, 1, 5, 2, 3, 4, 6, 7)
-    return _words(halves, halves.shape[0], -1, 128)
+    x = _cut(spare_RK).permute(0, 4, 1, 3, 7, 5, 6, 2, 8).flatten(6)
+    x = x.reshape(*x.shape[:5], width, 4 // width, 4, 2)
+    nibble = torch.arange(0, 8, 4, dtype=torch.uint8, device=x.device)
+    inside = torch.arange(0, 4, width, dtype=torch.uint8, device=x.device)
+    packed = (x << (nibble + inside[:, None, None])).sum((6, 8), dtype=torch.uint8)
+    words = packed.permute(0, 1, 5, 2, 3, 4, 6)
+    return _words(words, words.shape[0], -1, 128)
 
 
 def steps(plane_RG: Tensor, groups_a_tile: int) -> Tensor:
@@ -93,7 +94,7 @@ def steps(plane_RG: Tensor, groups_a_tile: int) -> Tensor:
         x = x.permute(0, 4, 1, 3, 2)
         return _words(x, rows // TILE, groups, 32)
     assert groups_a_tile in {2, 4}
-    x = x.unflatten(4, (groups // 2, 2)).permute(0, 4, 1, 3, 5, 2)
+    x = x.view(*x.shape[:4], groups // 2, 2).permute(0, 4, 1, 3, 5, 2)
     return _words(x, rows // TILE, groups // 2, 32)
 
 

@@ -74,16 +74,27 @@ def _half(x):
 
 
 @triton.jit
+def _placed(bits, AT: tl.constexpr, LESS: tl.constexpr):
+    """The number whose bits begin at bit AT (at most 16) of words that are 0 elsewhere, minus LESS."""
+    BASE: tl.constexpr = 0x4B000000 - (AT << 23)
+    WHOLE: tl.constexpr = float(1 << (23 - AT))
+    return (bits | BASE).to(tl.float32, bitcast=True) - (WHOLE + LESS)
+
+
+@triton.jit
 def _byte(x, I: tl.constexpr, KIND: tl.constexpr):
     """Byte I of words as a number: "uint8", "int8", "excess" (128 above it) or "fp8"."""
     if KIND == "fp8":
         return ((x >> (8 * I)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        b = (x >> (8 * I)) & 255
+        AT: tl.constexpr = 8 * (I % 2)
+        b = x
+        if I >= 2:
+            b = x >> 16
+        b = b & (255 << AT)
         if KIND == "int8":
-            b = b ^ 128
-        LESS: tl.constexpr = 8388608.0 if KIND == "uint8" else 8388736.0
-        return (b | 0x4B000000).to(tl.float32, bitcast=True) - LESS
+            b = b ^ (128 << AT)
+        return _placed(b, AT, 0.0 if KIND == "uint8" else 128.0)
 
 
 @triton.jit
@@ -136,34 +147,36 @@ def _scaled(
 
 
 @triton.jit
-def _nibble(x, spare, I: tl.constexpr, BITS: tl.constexpr):
-    """Code I of words, still whole: its low nibble, and its spare bits at I * (BITS - 4) of spare."""
-    b = (x >> (4 * I)) & 15
-    if BITS > 4:
-        W: tl.constexpr = BITS - 4
-        b = b | (((spare >> (W * I)) & ((1 << W) - 1)) << 4)
-    return b
+def _code(x, low, high, table, I: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr,
+          BITS: tl.constexpr):  # fmt: skip
+    """Number I of words of 8 nibbles.
 
-
-@triton.jit
-def _number(b, table, CODE: tl.constexpr, OFFSET: tl.constexpr):
+    Spare bits lie beside the nibbles' next neighbours: those of code I at bit 4 I + 4 of `low`, or at
+    bit 4 I - 8 of `high`, which belongs to words shifted by 12.
+    """
     if CODE == "levels":
-        return tl.load(table + b)
+        return tl.load(table + ((x >> (4 * I)) & 15))
     else:
-        return (b | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+        AT: tl.constexpr = 4 * I if I < 5 else 4 * I - 12
+        b = x if I < 5 else x >> 12
+        b = b & (15 << AT)
+        if BITS > 4:
+            SPARE: tl.constexpr = ((1 << (BITS - 4)) - 1) << (AT + 4)
+            b = b | ((low if I < 5 else high) & SPARE)
+        return _placed(b, AT, float(OFFSET))
 
 
 @triton.jit
-def _four(x, spare, table, H: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr,
+def _four(x, low, high, table, H: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr,
           BITS: tl.constexpr):  # fmt: skip
     """Numbers of outputs h = H in words of 8 codes: [.., c, b]."""
     c0 = tl.join(
-        _number(_nibble(x, spare, 2 * H, BITS), table, CODE, OFFSET),
-        _number(_nibble(x, spare, 4 + 2 * H, BITS), table, CODE, OFFSET),
+        _code(x, low, high, table, 2 * H, CODE, OFFSET, BITS),
+        _code(x, low, high, table, 4 + 2 * H, CODE, OFFSET, BITS),
     )
     c1 = tl.join(
-        _number(_nibble(x, spare, 2 * H + 1, BITS), table, CODE, OFFSET),
-        _number(_nibble(x, spare, 5 + 2 * H, BITS), table, CODE, OFFSET),
+        _code(x, low, high, table, 2 * H + 1, CODE, OFFSET, BITS),
+        _code(x, low, high, table, 5 + 2 * H, CODE, OFFSET, BITS),
     )
     return tl.join(c0, c1)
 
@@ -207,17 +220,19 @@ def weight_tile(
             v1 = tl.reshape(v1, (S, P, 2, 2, 2, 2))
         else:
             b = tl.reshape(_units(codes, tile, k, left, S, NT, 64, 4, KP), (S, P, 2, 2))
-            spare = b
+            low = b
+            above = b
             if BITS == 5:
                 s = tl.reshape(_units(high, tile, k, left, S, NT, 64, 1, KP), (S, P))
-                s = tl.join(tl.join(s, s >> 16), tl.join(s >> 8, s >> 24))
-                spare = tl.reshape(s, (S, P, 2, 2))
+                low = tl.join(tl.join(s << 4, s << 2), tl.join(s << 3, s << 1))
+                above = tl.join(tl.join(s >> 8, s >> 10), tl.join(s >> 9, s >> 11))
             elif BITS == 6:
                 s = tl.reshape(_units(high, tile, k, left, S, NT, 32, 1, KP), (S, 2, P))
                 s = tl.permute(s, (0, 2, 1))
-                spare = tl.join(s, s >> 16)
-            v0 = _four(b, spare, table, 0, CODE, OFFSET, BITS)
-            v1 = _four(b, spare, table, 1, CODE, OFFSET, BITS)
+                low = tl.join(s << 4, s << 2)
+                above = tl.join(s >> 8, s >> 10)
+            v0 = _four(b, low, above, table, 0, CODE, OFFSET, BITS)
+            v1 = _four(b, low, above, table, 1, CODE, OFFSET, BITS)
         v0 = _scaled(v0, scale, minimum, d, dmin, tile, k, left, 0, S, NT, KP, GROUP, SCALE, SPAN,
                      LOW)  # fmt: skip
         v1 = _scaled(v1, scale, minimum, d, dmin, tile, k, left, 1, S, NT, KP, GROUP, SCALE, SPAN,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 FEW_ROWS = 64
 """Up to so many rows, the parts of the inner dimension run beside each other."""
 
-LEAST_ROWS = 8
-"""Rows of the smallest tile."""
+LEAST_ROWS = 16
+"""Rows of the smallest tile; of 8 rows Triton 3.6 makes another instruction (mma)."""
 
 PROGRAMS = 256
 """Programs that a launch of few rows should have: a weight of fewer tiles is cut into parts."""
@@ -60,10 +60,14 @@ def tiling(w: PackedWeight, *, rows: int, exact: bool, wide: bool) -> Tiling:
     """
     if exact:
         return Tiling(tiles=1, steps=1, warps=4, stages=2)
+    if wide and rows <= FEW_ROWS:
+        return Tiling(tiles=1, steps=1, warps=4, stages=4)
     if wide:
-        return Tiling(tiles=1, steps=2, warps=4, stages=3)
+        return Tiling(tiles=2, steps=1, warps=8, stages=3)
     if rows <= FEW_ROWS:
         return Tiling(tiles=1, steps=2, warps=4, stages=3)
+    if w.experts > 1:
+        return Tiling(tiles=1, steps=1, warps=4, stages=3)
     return Tiling(tiles=2, steps=1, warps=8, stages=3)
 
 
@@ -77,8 +81,8 @@ def precision(dtype: torch.dtype, device: torch.device) -> str:
 def tile_rows_for(rows: int) -> int:
     """Rows of a tile: at least what a matrix unit takes; beyond that, decoding a weight once more
     costs more than rows that are not there."""
-    if rows <= 16:
-        return LEAST_ROWS if rows <= LEAST_ROWS else 16
+    if rows <= LEAST_ROWS:
+        return LEAST_ROWS
     return 32 if rows <= 32 else 64 if rows <= 48 else 128
 
 

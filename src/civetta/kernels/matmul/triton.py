@@ -54,19 +54,28 @@ class Groups:
 
 
 @triton.jit
+def _head(w, TYPE: tl.constexpr):
+    """float32 numbers of TYPE's precision; what they leave of w is exact."""
+    if tl.bfloat16 == TYPE:
+        head = (w.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    else:
+        head = w.to(TYPE).to(tl.float32)
+    return head
+
+
+@triton.jit
 def _add_product(w, x_t, acc, PRECISE: tl.constexpr, WIDE: tl.constexpr):
     """acc + w x^T. PRECISE names the precision of float32 operands, "" for those of x's dtype; WIDE:
     a float32 w in three parts of x's dtype, which add up to it."""
     if PRECISE != "":
         acc = tl.dot(w.to(tl.float32), x_t.to(tl.float32), acc, input_precision=PRECISE)
     elif WIDE:
-        first = w.to(x_t.dtype)
-        rest = w - first.to(tl.float32)
-        second = rest.to(x_t.dtype)
-        third = (rest - second.to(tl.float32)).to(x_t.dtype)
-        acc = tl.dot(third, x_t, acc)
-        acc = tl.dot(second, x_t, acc)
-        acc = tl.dot(first, x_t, acc)
+        first = _head(w, x_t.dtype)
+        rest = w - first
+        second = _head(rest, x_t.dtype)
+        acc = tl.dot((rest - second).to(x_t.dtype), x_t, acc)
+        acc = tl.dot(second.to(x_t.dtype), x_t, acc)
+        acc = tl.dot(first.to(x_t.dtype), x_t, acc)
     else:
         acc = tl.dot(w.to(x_t.dtype), x_t, acc)
     return acc
@@ -239,7 +248,9 @@ def product(
     split = few and parts > 1 and groups is None
     scratch = y_MN
     if split:
-        scratch = torch.empty((parts, rows, w.tiles * TILE), dtype=torch.float32, device=y_MN.device)
+        scratch = torch.empty(
+            (parts, rows, w.tiles * TILE), dtype=torch.float32, device=y_MN.device
+        )
     if groups is not None:
         tile_m, tiles, kind = groups.tile_rows, len(groups.tile_expert_I), "sorted"
     elif experts_M is not None:
