@@ -1,6 +1,6 @@
 """Whether images leave text as fast, and text images: decoding time in every order of requests.
 
-    python benchmarks/image_transitions.py [--cycles 8] [--tokens 64] [--modes off,mtp] [--save FILE]
+    python benchmarks/image_transitions.py [--cycles 8] [--tokens 64] [--modes off,fixed,mtp] [--save FILE]
 
 One engine gets long texts and pictures by turns, in a circle that has every order of three requests:
 text, text, text, images, images, images, text, images. Each of its requests runs at the same time as
@@ -10,8 +10,9 @@ goes to the order of the last three requests, and their replies have to be the s
 Time is the step threads' processor time, one thread each. Side by side the two suffer alike from
 whatever else the machine does: the same request against itself gave ratios that spread by 1.4 % side
 by side and by 10.6 % one after the other, with sixteen programs on two cores. Without a cache, so that
-each request is computed. Runs the embedded model; with the draft head lengths are chosen as when
-serving.
+each request is computed. Runs the embedded model: without drafts ("off"), with three drafts of its
+head a round ("fixed"), and with lengths chosen as when serving ("mtp"). The last one learns from every
+reply what drafts bring, so that engines with different pasts choose differently.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
 
 CIRCLE = ("text", "text", "text", "images", "images", "images", "text", "images")
 BOUND = 1.03
+FIXED_DRAFTS = 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cycles", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--modes", default="off,mtp")
+    parser.add_argument("--modes", default="off,fixed,mtp")
     parser.add_argument("--save", type=Path)
     a = parser.parse_args()
     bench = Bench(str(embedded_model_path()), threads=1, context=4096, cpu_time=True)
@@ -59,8 +61,8 @@ def measured(bench: Bench, mode: str, cycles: int, tokens: int) -> dict[str, Any
     """What each order's last request took, against the engine that knows its kind alone."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     replies: dict[str, list[int]] = {}
-    with bench.engine(1, mode) as mixed, bench.engine(1, mode) as text:  # noqa: SIM117
-        with bench.engine(1, mode) as images:
+    with made(bench, mode) as mixed, made(bench, mode) as text:  # noqa: SIM117
+        with made(bench, mode) as images:
             alone = {"text": text, "images": images}
             asked = {kind: conversation(mixed, kind, tokens) for kind in alone}
             for kind, engine in alone.items():  # first requests bring weights and caches in
@@ -79,6 +81,13 @@ def measured(bench: Bench, mode: str, cycles: int, tokens: int) -> dict[str, Any
                         found[", ".join(order)].append(times)
                 print(mode, cycle, summary(found), file=sys.stderr)
     return summary(found)
+
+
+def made(bench: Bench, mode: str) -> Engine:
+    """An engine for one reply at a time."""
+    if mode == "fixed":
+        return bench.engine(1, "mtp", FIXED_DRAFTS, fixed=True)
+    return bench.engine(1, mode)
 
 
 def side_by_side(
@@ -106,6 +115,7 @@ def summary(found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
         order: {
             "ratio": round(math.exp(mean), 4),
             "plus_minus": round(2 * error, 4),
+            "median": round(statistics.median(mixed / alone for mixed, alone in times), 4),
             "within": math.exp(mean) <= BOUND,
             "mixed_ms": round(statistics.median(mixed for mixed, _ in times), 3),
             "alone_ms": round(statistics.median(alone for _, alone in times), 3),
