@@ -1,6 +1,7 @@
 """Whether images leave text as fast, and text images: decoding time in every order of requests.
 
-    python benchmarks/image_transitions.py [--cycles 8] [--tokens 64] [--modes off,fixed,mtp] [--save FILE]
+    python benchmarks/image_transitions.py [--cycles 8] [--tokens 64]
+        [--modes off,fixed,mtp] [--save FILE]
 
 One engine gets long texts and pictures by turns, in a circle that has every order of three requests:
 text, text, text, images, images, images, text, images. Each of its requests runs at the same time as
