@@ -1,5 +1,7 @@
 # `make test` and `make run` do everything on a bare machine with Python 3.11-3.13.
 PYTHON ?= python3
+# auto, or cpu for the CPU build of torch on a machine with a GPU, too
+TORCH ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.civetta-installed
@@ -9,7 +11,7 @@ STAMP := $(VENV)/.civetta-installed
 NATIVE := $(wildcard src/civetta/*/native/*)
 
 $(STAMP): pyproject.toml CMakeLists.txt scripts/setup.py $(NATIVE)
-	$(PYTHON) scripts/setup.py --venv $(VENV)
+	$(PYTHON) scripts/setup.py --venv $(VENV) --torch $(TORCH)
 	@touch $(STAMP)
 
 run: $(STAMP)

@@ -1,7 +1,8 @@
 """Make a virtual environment that fits this machine and install civetta with its test tools.
 
 Run by `make`; needs nothing but Python 3.11-3.13. torch is chosen by what is here: with an NVIDIA
-or AMD GPU the build for it, else the CPU build, which is a tenth of the size.
+or AMD GPU the build for it, else the CPU build, which is a tenth of the size; `make TORCH=cpu`
+takes the CPU build on any machine.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ ROCM_INDEX = "https://download.pytorch.org/whl/rocm6.4"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    folder = parser.parse_args().venv
+    parser.add_argument("--torch", choices=("auto", "cpu"), default="auto")
+    given = parser.parse_args()
+    folder = given.venv
     interpreter = fitting_python()
     if interpreter is not None:
         raise SystemExit(
-            subprocess.run([interpreter, __file__, "--venv", str(folder)], check=False).returncode
+            subprocess.run(
+                [interpreter, __file__, "--venv", str(folder), "--torch", given.torch], check=False
+            ).returncode
         )
     if not (folder / "bin" / "python").exists():
         print(f"creating {folder}", flush=True)
@@ -36,7 +41,7 @@ def main() -> None:
     python = str(folder / "bin" / "python")
     pip(python, "install", "--upgrade", "pip")
     if not has_torch(python):
-        install_torch(python)
+        install_torch(python, cpu_only=given.torch == "cpu")
     print("installing civetta and its test tools", flush=True)
     pip(python, "install", "--editable", f"{ROOT}[dev]")
 
@@ -69,14 +74,16 @@ def has_torch(python: str) -> bool:
     ).returncode
 
 
-def install_torch(python: str) -> None:
-    if Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi"):
-        print("NVIDIA GPU found: installing torch with CUDA (several gigabytes)", flush=True)
+def install_torch(python: str, *, cpu_only: bool) -> None:
+    large = "several gigabytes; stop and run make TORCH=cpu for the CPU build, a tenth of that"
+    if not cpu_only and (Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi")):
+        print(f"NVIDIA GPU found: downloading torch with CUDA ({large})", flush=True)
         return pip(python, "install", f"torch>={TORCH_FLOOR}", "triton")
-    if Path("/dev/kfd").exists():
-        print("AMD GPU found: installing torch with ROCm (several gigabytes)", flush=True)
+    if not cpu_only and Path("/dev/kfd").exists():
+        print(f"AMD GPU found: downloading torch with ROCm ({large})", flush=True)
         return pip(python, "install", f"torch>={TORCH_FLOOR}", "--index-url", ROCM_INDEX)
-    print("no GPU found: installing the CPU build of torch", flush=True)
+    why = "as asked" if cpu_only else "no GPU found"
+    print(f"{why}: installing the CPU build of torch", flush=True)
     cpu_build = [python, "-m", "pip", "install", "--quiet", f"torch=={CPU_TORCH}+cpu"]
     for extra in ([], ["--extra-index-url", CPU_INDEX]):
         if not subprocess.run(

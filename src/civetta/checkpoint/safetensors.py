@@ -217,7 +217,7 @@ def _indexed_files(folder: Path, weight_map: Mapping[str, str]) -> tuple[Path, .
     missing = [name for name in listed if not (folder / name).exists()]
     if missing:
         raise CheckpointNotFound(
-            f"{folder} lacks {missing[0]}, one of {len(missing)} missing of {len(listed)} shards;"
+            f"{folder} lacks {missing[0]}: {len(missing)} of its {len(listed)} shards are not there;"
             " download the shards again."
         )
     surplus = sorted({file.name for file in _weight_files(folder)} - set(listed))
