@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from civetta.kernels.fused.launch import Batch
 
-WARPS, STAGES = 4, 2
-"""Of the reading kernel when rows are many."""
+WARPS, STAGES = 4, 3
+"""Of the reading kernel when rows are many; float32 has room for two stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,7 @@ def _read(
     proj_TN: Tensor,
     y: Tensor,
 ) -> None:
+    exact = precision(q.dtype, q.device)
     s, t, b = sizes, batch.rows, batch.sessions
     shared = s.heads // s.kv_heads
     parts = -(-min(s.listed, batch.table_tokens) // PARTITION)
@@ -120,8 +121,8 @@ def _read(
         batch.sessions_FB, t, b, proj_TN.stride(0), s.width**-0.5, s.keep,
         N=s.ratio, G=s.kv_heads, R=shared, A=s.width,
         BM=max(16, triton.next_power_of_2(shared)), PARTITION=PARTITION, PARTS=parts,
-        BESIDE=beside, PRECISE=precision(q.dtype, q.device), num_warps=WARPS,
-        num_stages=1 if beside else STAGES,
+        BESIDE=beside, PRECISE=exact, num_warps=WARPS,
+        num_stages=1 if beside else 2 if exact else STAGES,
     )  # fmt: skip
     if beside:
         merge_kernel[(t, s.heads)](
