@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from civetta.kernels.elementwise import sigmoid
+from civetta.kernels.hidden import hidden_dtype
 
 if TYPE_CHECKING:
     from civetta.kernels.ops import Ops
@@ -20,7 +21,7 @@ def moe(ops: Ops, c: ModelConfig, w: MoeWeights, h_TD: Tensor) -> Tensor:
     h32 = h_TD.float()
     ids_TM, weights_TM = ops.route(ops.matmul(h32, w.router, torch.float32), c.experts_a_token)
     routed = ops.experts(h_TD, ids_TM, weights_TM, w.experts)
-    dtype = h_TD.dtype
+    dtype = hidden_dtype(h_TD.dtype)
     hidden = ops.swiglu(
         ops.matmul(h_TD, w.shared_gate, dtype), ops.matmul(h_TD, w.shared_up, dtype)
     )

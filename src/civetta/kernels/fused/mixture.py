@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from civetta.kernels.fused.streams import Written
+from civetta.kernels.hidden import hidden_dtype
 from civetta.kernels.matmul.triton import product
 from civetta.kernels.moe.triton import group_rows, route
 
@@ -32,12 +33,6 @@ class Mixture:
     shared_gate_up: PackedWeight
     shared_down: PackedWeight
     slots: int
-
-
-def hidden_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The operands' dtype between an expert's products: a gate times an up row has no norm that
-    bounds it, and float16 ends at 65504."""
-    return torch.bfloat16 if dtype == torch.float16 else dtype
 
 
 def mixture(batch: Batch, w: Mixture, h_TD: Tensor, inject: Tensor) -> Written:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from civetta.kernels.hidden import hidden_dtype
 from civetta.kernels.matmul.reference import matmul
 from civetta.kernels.residual.reference import swiglu
 
@@ -51,5 +52,6 @@ def experts(h_TD: Tensor, experts_TM: Tensor, weights_TM: Tensor, w: ExpertWeigh
 
 def expert_mlp(h_TD: Tensor, gate: Weight, up: Weight, down: Weight) -> Tensor:
     """down(silu(gate h) * up h), float32 out."""
-    hidden = swiglu(matmul(h_TD, gate, h_TD.dtype), matmul(h_TD, up, h_TD.dtype))
+    inside = hidden_dtype(h_TD.dtype)
+    hidden = swiglu(matmul(h_TD, gate, inside), matmul(h_TD, up, inside))
     return matmul(hidden, down, torch.float32)

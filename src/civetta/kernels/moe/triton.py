@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from civetta.kernels.hidden import hidden_dtype
 from civetta.kernels.matmul.tiling import tile_rows_for
 from civetta.kernels.matmul.triton import Groups, matmul_grouped
 from civetta.kernels.residual.triton import swiglu
@@ -81,8 +82,9 @@ def experts(h_TD: Tensor, experts_TM: Tensor, weights_TM: Tensor, w: PackedExper
     rows, slots = experts_TM.shape
     count = rows * slots
     groups = group_rows(experts_TM, w.gate.experts)
-    gate = matmul_grouped(h_TD, w.gate, h_TD.dtype, groups, count, slots)
-    up = matmul_grouped(h_TD, w.up, h_TD.dtype, groups, count, slots)
+    inside = hidden_dtype(h_TD.dtype)
+    gate = matmul_grouped(h_TD, w.gate, inside, groups, count, slots)
+    up = matmul_grouped(h_TD, w.up, inside, groups, count, slots)
     y_slots = matmul_grouped(swiglu(gate, up), w.down, torch.float32, groups, count, 1)
     width = w.down.rows
     y_TD = torch.empty((rows, width), dtype=torch.float32, device=h_TD.device)
