@@ -90,7 +90,11 @@ def install_torch(python: str, *, cpu_only: bool) -> None:
             [*cpu_build, *extra], stderr=subprocess.DEVNULL, check=False
         ).returncode:
             return None
-    print("no CPU build can be reached: taking torch as the package index has it", flush=True)
+    print(
+        "no CPU build can be reached: downloading torch as the package index has it, which may be"
+        " several gigabytes",
+        flush=True,
+    )
     return pip(python, "install", f"torch>={TORCH_FLOOR}")
 
 

@@ -110,12 +110,11 @@ async def llama_completion(request: Request) -> Delivery[Event]:
     fields.check()
     check_model(request, fields.model)
     prompt_ids = await mixed_prompt_ids(engine, fields.prompt)
-    generate = replace(
-        _generate_request(request, fields, prompt_ids),
-        constraint=await constraint_for(fields.answer_format),
-    )
+    asked = _generate_request(request, fields, prompt_ids)
+    constraint = await constraint_for(fields.answer_format)
     bias = await asyncio.to_thread(llama_bias, fields.logit_bias, engine.tokenizer)
-    generate = replace(generate, sampling=replace(generate.sampling, logit_bias=bias))
+    sampling = replace(asked.sampling, logit_bias=bias)
+    generate = replace(asked, constraint=constraint, sampling=sampling)
     encoder = LlamaEncoder(
         model=model_id(request),
         fields=fields,

@@ -37,7 +37,6 @@ def plain_request(
     logprobs: int | None,
     logit_bias: tuple[tuple[int, float], ...] = (),
     prompt_logprobs: int | None = None,
-    constraint: Constraint | None = None,
 ) -> GenerateRequest:
     """The request without its prompt; what the dialects spell alike is read from `fields`.
 
@@ -61,5 +60,4 @@ def plain_request(
         use_cache=fields.cache_prompt is not False,
         client_id=client_of(request),
         prompt_logprobs=prompt_logprobs,
-        constraint=constraint,
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from civetta.checkpoint.quant import QuantTensor
-from civetta.kernels.dequant.reference import dequantize
+from civetta.kernels.dequant.reference import as_numbers
 from civetta.kernels.ops import ExpertWeights, HyperWeights
 from civetta.kernels.packed import PackedExperts, PackedHyper, pack, pack_stack
 
@@ -117,8 +117,7 @@ def _placed(part: _Part, device: torch.device, dtype: torch.dtype) -> _Part:
 def _hyper(w: HyperWeights, device: torch.device, dtype: torch.dtype) -> PackedHyper:
     inject = None
     if w.inject is not None:  # read in float32 (model.md A.6)
-        plain = w.inject if isinstance(w.inject, Tensor) else dequantize(w.inject)
-        inject = plain.float().to(device).contiguous()
+        inject = as_numbers(w.inject, torch.float32).to(device).contiguous()
     return PackedHyper(
         gain_SD=w.gain_SD.to(device),
         down=pack(w.down, dtype, device),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from civetta.checkpoint.quant import QuantTensor
+from civetta.checkpoint.quant import QuantTensor, Weight
 from civetta.errors import TensorTypeUnknown
 from civetta.kernels.dequant import blocks, iq
 
@@ -81,6 +81,11 @@ def dequantize(q: QuantTensor, dtype: torch.dtype = torch.float32) -> torch.Tens
     Raises TensorTypeUnknown for a format that holds no weights (integers).
     """
     return _decode_float32(q).to(dtype)
+
+
+def as_numbers(w: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of a weight, stored or plain: dtype [rows, cols] where it lies."""
+    return w.to(dtype) if isinstance(w, torch.Tensor) else dequantize(w, dtype)
 
 
 def dequantize_rows(

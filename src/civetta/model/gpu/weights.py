@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from civetta.kernels.dequant.reference import dequantize
+from civetta.kernels.dequant.reference import as_numbers
 from civetta.kernels.fused.attend import Gains
 from civetta.kernels.fused.embed import EmbeddingTable, embedding_table
 from civetta.kernels.fused.mixture import Mixture
@@ -124,7 +124,9 @@ class _Packer:
             gain_SD=self._vector(w.gain_SD),
             down=self.matrix(w.down),
             up=pack_stack(_slices(w.up, w.gain_SD.shape[0]), self._dtype, self._device),
-            inject=None if w.inject is None else _plain(w.inject, torch.float32).to(self._device),
+            inject=None
+            if w.inject is None
+            else as_numbers(w.inject, torch.float32).to(self._device),
         )
 
     def _gdn(self, w: GdnWeights) -> GpuGdn:
@@ -183,7 +185,7 @@ class _Packer:
         return self.matrix(joined(matrices, self._dtype))
 
     def _float32(self, *matrices: Weight) -> PackedWeight:
-        whole = torch.cat([_plain(w, torch.float32) for w in matrices])
+        whole = torch.cat([as_numbers(w, torch.float32) for w in matrices])
         return pack(whole, torch.float32, self._device)
 
     def _vector(self, x: Tensor) -> Tensor:
@@ -207,7 +209,7 @@ def joined(matrices: Sequence[Weight], dtype: torch.dtype) -> Weight:
             data_RB=torch.cat([w.data_RB for w in stored]),
             scale=torch.cat(scales) if scales else None,
         )
-    return torch.cat([_plain(w, dtype) for w in matrices])
+    return torch.cat([as_numbers(w, dtype) for w in matrices])
 
 
 def _alike(stored: Sequence[QuantTensor]) -> bool:
@@ -236,7 +238,3 @@ def _slices(w: Weight, count: int) -> list[Weight]:
         return list(w.chunk(count))
     rows = w.rows // count
     return [w.slice_rows(i * rows, (i + 1) * rows) for i in range(count)]
-
-
-def _plain(w: Weight, dtype: torch.dtype) -> Tensor:
-    return (w if isinstance(w, Tensor) else dequantize(w)).to(dtype)
