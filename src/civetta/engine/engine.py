@@ -7,13 +7,14 @@ import threading
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from civetta.decode.guides import Guides
 from civetta.decode.limits import check_sampling
 from civetta.decode.stream import TokenText
 from civetta.engine.loop import LoopLimits, StepLoop
-from civetta.engine.outbox import OutboxStream
+from civetta.engine.outbox import OutboxStream, Patience
 from civetta.engine.request import check_request, text_only
 from civetta.engine.scheduler import Budget
 from civetta.engine.stall import StallWatch
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 MAX_UNREAD_EVENTS = 16_384
 """Events of one reply that may lie unread before the request fails: some megabytes at most."""
+
+STEP_GRACE_S = 1.0
+"""After a deadline: time for the step to end the request; then its reader is told without it."""
 
 
 class Engine:
@@ -158,7 +162,13 @@ class Engine:
             ends=not request.ignore_eos,
         )
         queued, outbox = self._loop.submit(request, guide)
-        return OutboxStream(outbox, queued.cancel)
+        patience = None
+        if request.timeout_s is not None:
+            patience = Patience(
+                seconds=request.timeout_s + STEP_GRACE_S,
+                give_up=partial(self._loop.give_up, queued),
+            )
+        return OutboxStream(outbox, queued.cancel, patience)
 
     def abort(self, request_id: str) -> bool:
         """End the request of that id within one step or chunk; False when none waits or runs."""

@@ -26,6 +26,7 @@ from civetta.engine.finish import Finisher
 from civetta.engine.image_work import ImageWork
 from civetta.engine.launch import Launcher
 from civetta.engine.prefill import Prefill
+from civetta.engine.protocol import Finished
 from civetta.engine.replies import Replies
 from civetta.engine.request import RequestState
 from civetta.engine.roster import Roster
@@ -35,7 +36,7 @@ from civetta.engine.speculation import Speculation
 from civetta.engine.tally import LoopState, Tally
 from civetta.errors import EngineClosed
 from civetta.kernels.ops import PAGE_TOKENS
-from civetta.types import CancelCause
+from civetta.types import CancelCause, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,6 +149,18 @@ class StepLoop:
         for job in jobs:
             job.request.cancel(CancelCause.ABORTED)
         return bool(jobs)
+
+    def give_up(self, request: Request) -> Finished:
+        """Call off a request whose time is over, and its end as far as it is known by now.
+
+        For a reader that a step under way keeps waiting; the step's end frees the request.
+        """
+        request.cancel(CancelCause.TIMEOUT)
+        return Finished(
+            reason=FinishReason.CANCELLED,
+            usage=request.usage(now_s=self._clock()),
+            cause=CancelCause.TIMEOUT,
+        )
 
     def stop(self) -> None:
         """Let `run` end after the present step; what runs or waits is broken off then."""
