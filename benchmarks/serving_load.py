@@ -6,7 +6,8 @@
 Each measurement serves the same `--requests` distinct prompts. "together" runs them with
 --sessions = users, "alone" one after the other. The cache is passed, so every prompt is computed.
 Prints tokens a second (prompt and reply), the ratio, the median time to the first token and
-between tokens.
+between tokens; and the processor time of the process a token with its ratio, alone over together,
+which other programs on the machine touch less: each round's own, then their median.
 """
 
 from __future__ import annotations
@@ -70,13 +71,21 @@ def compare(a: argparse.Namespace, users: int) -> dict[str, object]:
         for name, results in kept.items()
     }
     ratio = median["together"]["tokens_s"] / median["alone"]["tokens_s"]
-    return {"users": users, "ratio": round(ratio, 2), **median}
+    pairs = zip(kept["alone"], kept["together"], strict=True)
+    cpu_ratios = [round(a["cpu_ms_a_token"] / b["cpu_ms_a_token"], 3) for a, b in pairs]
+    return {
+        "users": users,
+        "ratio": round(ratio, 2),
+        "cpu_ratio": round(statistics.median(cpu_ratios), 3),
+        "cpu_ratios": cpu_ratios,
+        **median,
+    }
 
 
 def serve(engine, a: argparse.Namespace) -> dict[str, float]:
     vocab = engine.info.vocab_size
     streams, firsts, gaps = [], [], []
-    began_s = time.perf_counter()
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
 
     def read(stream) -> None:
         times = [time.perf_counter() for event in stream if isinstance(event, TokenEvent)]
@@ -101,7 +110,9 @@ def serve(engine, a: argparse.Namespace) -> dict[str, float]:
     for reader in readers:
         reader.join()
     spent_s = time.perf_counter() - began_s
+    cpu_s = time.process_time() - cpu_began_s
     return {
+        "cpu_ms_a_token": 1e3 * cpu_s / (a.requests * (a.prompt + a.reply)),
         "tokens_s": a.requests * (a.prompt + a.reply) / spent_s,
         "reply_tokens_s": a.requests * a.reply / spent_s,
         "first_token_s": statistics.median(firsts),

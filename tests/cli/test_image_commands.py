@@ -1,9 +1,10 @@
-"""`prompt --image` and `/image` in `chat`, on the tiny model with a tower."""
+"""Pictures and videos of `prompt` and `chat`, on the tiny model with a tower."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -12,9 +13,9 @@ import clips
 import pictures
 import tiny_vision
 from civetta.chat.template import TemplateOptions
-from civetta.cli.chat_images import PendingImages
+from civetta.cli.chat_media import PendingMedia
 from civetta.cli.chat_session import ChatSession, CommandFault
-from civetta.errors import ImageInvalid
+from civetta.errors import ImageInvalid, VideoInvalid
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -108,9 +109,9 @@ def test_a_session_keeps_saves_and_loads_pictures(files, tmp_path):
     assert other.messages == session.messages
     data = [part.payload.image.data for item in other.messages for part in item.images]
     assert data[0] == data[2] == (files / "red.png").read_bytes()
-    assert other.pictures.before == 3
+    assert (other.media.images_before, other.media.videos_before) == (3, 0)
     other.take("/clear")
-    assert other.pictures == PendingImages()
+    assert other.media == PendingMedia()
 
 
 def test_a_session_refuses_what_is_no_picture(files):
@@ -121,4 +122,72 @@ def test_a_session_refuses_what_is_no_picture(files):
         session.take("/image")
     with pytest.raises(ImageInvalid, match="cannot be read"):
         session.take("/image /nowhere.png")
-    assert not session.pictures.parts
+    assert not session.media.images
+
+
+@pytest.fixture
+def videos(tmp_path):
+    """A clip, the same frames in a folder, and what is no video."""
+    (tmp_path / "clip.mp4").write_bytes(clips.encoded(clips.greys(8), rate=2))
+    for folder in ("frames", "empty", "odd"):
+        (tmp_path / folder).mkdir()
+    for number, frame in enumerate(clips.greys(8)):
+        (tmp_path / "frames" / f"{number}.png").write_bytes(pictures.encoded(frame))
+    (tmp_path / "odd" / "a.png").write_bytes(pictures.encoded(clips.greys(1)[0]))
+    (tmp_path / "odd" / "b.png").write_text("no frame")
+    (tmp_path / "bad.mp4").write_text("no video")
+    return tmp_path
+
+
+def test_chat_takes_videos_between_messages(civetta, model, videos, monkeypatch):
+    def talk(*lines, flags=()):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(("/think off", *lines, ""))))
+        result = civetta("chat", "-m", model, "-n", "4", "--seed", "1", *flags)
+        assert result.status == 0, result.err
+        return result
+
+    file, folder = videos / "clip.mp4", videos / "frames"
+    asked = talk(f"/video {file}", "What moves?", "/stats")
+    assert "1 videos go with the next message" in asked.err
+    tokens = int(re.search(r"prompt (\d+) tokens", asked.err)[1])
+    plain = talk("What moves?", "/stats")
+    assert tokens > int(re.search(r"prompt (\d+) tokens", plain.err)[1]) + 4 * 32
+    flagged = talk("What moves?", "/stats", flags=("--video", str(folder)))
+    assert f"prompt {tokens} tokens" in flagged.err
+
+
+def test_a_session_keeps_saves_and_loads_videos(files, videos, tmp_path):
+    session = ChatSession(template=TemplateOptions())
+    session.take(f"/video {videos / 'clip.mp4'}")
+    session.take(f"/image {files / 'red.png'}")
+    session.take("What?")
+    session.take(f"/video {videos / 'frames'}")
+    assert session.take("And?").ask
+    kinds = [[type(part).__name__ for part in item.media] for item in session.messages]
+    assert kinds == [["ImagePart", "VideoPart"], ["VideoPart"]]
+    session.take(f"/save {tmp_path / 'talk.json'}")
+    other = ChatSession(template=TemplateOptions())
+    other.take(f"/load {tmp_path / 'talk.json'}")
+    assert other.messages == session.messages
+    clip, frames = (item.videos[0].payload for item in other.messages)
+    assert (clip.index, clip.data) == (1, (videos / "clip.mp4").read_bytes())
+    assert (frames.index, frames.fps, len(frames.frames)) == (2, 2.0, 8)
+    assert (other.media.images_before, other.media.videos_before) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("bad.mp4", "no known video format"),
+        ("empty", "it has no frames"),
+        ("odd", "frame 2: "),
+        ("none.mp4", "cannot be read"),
+    ],
+)
+def test_a_session_refuses_what_is_no_video(videos, name, says):
+    session = ChatSession(template=TemplateOptions())
+    with pytest.raises(VideoInvalid, match=says):
+        session.take(f"/video {videos / name}")
+    with pytest.raises(CommandFault, match="a folder of frames"):
+        session.take("/video")
+    assert not session.media.videos

@@ -105,6 +105,11 @@ class Message:
         """The images in order."""
         return tuple(part for part in self.parts if isinstance(part, ImagePart))
 
+    @property
+    def videos(self) -> tuple[VideoPart, ...]:
+        """The videos in order."""
+        return tuple(part for part in self.parts if isinstance(part, VideoPart))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:

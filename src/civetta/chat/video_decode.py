@@ -53,11 +53,7 @@ class PreparedVideo:
 
 def prepare_video(data: bytes, rules: VideoRules) -> PreparedVideo:
     """Decode, choose, resize and cut an encoded video. Raises BadVideo."""
-    if not data:
-        raise BadVideo("it is empty")
-    if len(data) > MAX_VIDEO_BYTES:
-        raise BadVideo(f"it has {len(data)} bytes, and {MAX_VIDEO_BYTES} are the limit")
-    kind = _kind(data)
+    kind = video_kind(data)
     if kind in _DEMUXERS:
         return _from_container(data, kind, rules)
     try:
@@ -98,7 +94,12 @@ def _cut(
     )
 
 
-def _kind(data: bytes) -> str:
+def video_kind(data: bytes) -> str:
+    """What kind of video the bytes begin like; nothing is decoded. Raises BadVideo."""
+    if not data:
+        raise BadVideo("it is empty")
+    if len(data) > MAX_VIDEO_BYTES:
+        raise BadVideo(f"it has {len(data)} bytes, and {MAX_VIDEO_BYTES} are the limit")
     if data[4:8] == b"ftyp":
         return "MP4"
     if data[:4] == b"\x1a\x45\xdf\xa3":

@@ -93,6 +93,14 @@ def frames_part(
     return _frames(frames, index=index, param=param, fps=rate)
 
 
+def stored_video(data: bytes | Sequence[bytes], *, index: int, fps: float = FPS) -> VideoPart:
+    """The part for an encoded video, or for encoded frames, that are here already."""
+    if isinstance(data, bytes):
+        return _part(data, VideoBytes(index=index, data=data))
+    frames = [EncodedImage(data=frame) for frame in data]
+    return _frames(frames, index=index, param=None, fps=fps)
+
+
 def file_video(path: Path, *, index: int) -> VideoPart:
     """The part for a file, or for a folder whose files, by name, are frames at two a second.
 
@@ -101,13 +109,12 @@ def file_video(path: Path, *, index: int) -> VideoPart:
     try:
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.is_file())
-            found = [EncodedImage(data=file.read_bytes()) for file in files]
-            return _frames(found, index=index, param=None, fps=FPS)
+            return stored_video([file.read_bytes() for file in files], index=index)
         data = path.read_bytes()
     except OSError as error:
         reason = f"{path} cannot be read ({error.strerror})"
         raise VideoInvalid(reason, index=index) from error
-    return _part(data, VideoBytes(index=index, data=data))
+    return stored_video(data, index=index)
 
 
 def _frames(

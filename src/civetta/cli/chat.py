@@ -24,7 +24,7 @@ from civetta.cli.asking import (
     trace_line,
     with_short_forms,
 )
-from civetta.cli.chat_images import PendingImages
+from civetta.cli.chat_media import PendingMedia
 from civetta.cli.chat_session import ChatSession
 from civetta.cli.options import level_of, settings_command
 from civetta.config import read_terminal
@@ -48,6 +48,13 @@ _MORE = ". "
 @click.option(
     "--image", "images", metavar="FILE", multiple=True, help="Picture for the first message."
 )
+@click.option(
+    "--video",
+    "videos",
+    metavar="PATH",
+    multiple=True,
+    help="Video for the first message, or a folder of frames at two a second.",
+)
 @asking_options
 @settings_command(
     "model",
@@ -63,6 +70,7 @@ def chat(
     settings: Settings,
     system: str | None,
     images: tuple[str, ...],
+    videos: tuple[str, ...],
     add_vision_id: bool,
     on_cpu: bool,
     prompt_lookup: bool,
@@ -73,9 +81,11 @@ def chat(
     """
     settings = with_short_forms(settings, on_cpu=on_cpu, prompt_lookup=prompt_lookup)
     started_s = time.monotonic()
-    pictures = PendingImages()
+    media = PendingMedia()
     for name in images:
-        pictures.add(name)
+        media.add_image(name)
+    for name in videos:
+        media.add_video(name)
     engine = TracedEngine(engine_setup.build_engine(settings))
     try:
         screen = Screen()
@@ -85,7 +95,7 @@ def chat(
             f" {time.monotonic() - started_s:.1f} s. /help lists the commands."
         )
         options = reply_options(settings, add_vision_id=add_vision_id)
-        session = ChatSession(template=options.template, system=system, pictures=pictures)
+        session = ChatSession(template=options.template, system=system, media=media)
         return Talk(screen, session, engine, options, trace=level_of(settings) > 0).run()
     finally:
         engine.close()

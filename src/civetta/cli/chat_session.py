@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from civetta.chat.message import Conversation, Message, TextPart, text_message
-from civetta.cli.chat_images import PendingImages, restored, saved
+from civetta.cli.chat_media import PendingMedia, restored, saved
 from civetta.config import nearest
 from civetta.errors import CivettaError
 
@@ -24,6 +24,7 @@ HELP = """\
 /help             show this list
 /think MODE       on, off, low, medium or xhigh
 /image FILE       show the model a picture with the next message
+/video PATH       likewise a video, or a folder of frames at two a second
 /system TEXT      set the system message; off removes it, no text shows it
 /retry            ask the last question again
 /clear            forget the conversation (the system message stays)
@@ -55,7 +56,7 @@ class ChatSession:
     template: TemplateOptions
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
-    pictures: PendingImages = field(default_factory=PendingImages)
+    media: PendingMedia = field(default_factory=PendingMedia)
     last: ReplyEnd | None = None
     figures: str = ""
 
@@ -73,7 +74,7 @@ class ChatSession:
             text = line.removeprefix("/") if line.startswith("//") else line
             if not text.strip():
                 return Outcome()
-            parts: tuple[Part, ...] = (*self.pictures.take(), TextPart(text=text))
+            parts: tuple[Part, ...] = (*self.media.take(), TextPart(text=text))
             self.messages.append(Message(role="user", parts=parts))
             return Outcome(ask=True)
         name, _, argument = line[1:].partition(" ")
@@ -104,6 +105,7 @@ class ChatSession:
             "clear": self._clear,
             "system": self._system,
             "image": self._image,
+            "video": self._video,
             "think": self._think,
             "retry": self._retry,
             "stats": lambda _: Outcome(note=self.figures or "There is no reply yet."),
@@ -113,14 +115,20 @@ class ChatSession:
 
     def _clear(self, _: str) -> Outcome:
         self.messages.clear()
-        self.pictures.restart()
+        self.media.restart()
         return Outcome(note="The conversation is forgotten.")
 
     def _image(self, name: str) -> Outcome:
         if not name:
             raise CommandFault("/image takes the name of a file.")
-        self.pictures.add(name)
-        return Outcome(note=f"{len(self.pictures.parts)} pictures go with the next message.")
+        self.media.add_image(name)
+        return Outcome(note=f"{len(self.media.images)} pictures go with the next message.")
+
+    def _video(self, name: str) -> Outcome:
+        if not name:
+            raise CommandFault("/video takes the name of a file, or of a folder of frames.")
+        self.media.add_video(name)
+        return Outcome(note=f"{len(self.media.videos)} videos go with the next message.")
 
     def _system(self, text: str) -> Outcome:
         if text == "off":
@@ -156,8 +164,7 @@ class ChatSession:
             "format": FORMAT,
             "system": self.system,
             "messages": [
-                {"role": item.role, "content": item.text, "reasoning": item.reasoning}
-                | ({"images": saved(item)} if item.images else {})
+                {"role": item.role, "content": item.text, "reasoning": item.reasoning} | saved(item)
                 for item in self.messages
             ],
         }
@@ -173,7 +180,7 @@ class ChatSession:
         path = _path(name, "load")
         try:
             self.system, self.messages = _read(path)
-            self.pictures.restart(sum(len(item.images) for item in self.messages))
+            self.media.restart(*_counts(self.messages))
         except OSError as error:
             raise CommandFault(f"Cannot read {path}: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -195,17 +202,20 @@ def _read(path: Path) -> tuple[str | None, list[Message]]:
         raise ValueError
     messages: list[Message] = []
     for item in document["messages"]:
-        messages.append(_message(item, 1 + sum(len(found.images) for found in messages)))
+        messages.append(_message(item, *_counts(messages)))
     return system, messages
 
 
-def _message(item: Any, image_number: int) -> Message:
+def _counts(messages: list[Message]) -> tuple[int, int]:
+    """Pictures and videos of the messages."""
+    return sum(len(item.images) for item in messages), sum(len(item.videos) for item in messages)
+
+
+def _message(item: Any, images_before: int, videos_before: int) -> Message:
     role, content, reasoning = item["role"], item["content"], item["reasoning"]
     if role not in ("user", "assistant") or not isinstance(content, str):
         raise ValueError
     if not isinstance(reasoning, str | None):
         raise TypeError
-    if not item.get("images"):
-        return text_message(role, content, reasoning=reasoning)
-    pictures = restored(item["images"], image_number)
-    return Message(role=role, parts=(*pictures, TextPart(text=content)), reasoning=reasoning)
+    media = restored(item, images_before + 1, videos_before + 1)
+    return Message(role=role, parts=(*media, TextPart(text=content)), reasoning=reasoning)
