@@ -68,6 +68,13 @@ class ModelOptions:
     threads: int = setting(
         0, "--threads N", "CPU threads for compute; 0 is one a core.", low=0, high=1024
     )
+    weights: str = setting(
+        "auto",
+        "--weights KIND",
+        "How a CPU keeps weights: mapped, as pages of their file that the system may drop and read"
+        " again; copied, in memory of the process; auto copies those of 256 MiB at most.",
+        choices=("auto", "mapped", "copied"),
+    )
     ngram_placement: str = setting(
         "auto",
         "--ngram-placement PLACE",

@@ -40,7 +40,7 @@ RELEASE = StateShape(
 def plan(available, **more):
     cache_bytes = more.pop("cache_bytes", 0)
     needs = MemoryNeeds(
-        **{"sizes": SIZES, "sessions": 4, "context_tokens": 6400, "mapped": True, **more}
+        **{"sizes": SIZES, "sessions": 4, "context_tokens": 6400, "weights": "mapped", **more}
     )
     return plan_memory(needs, available_bytes=available + MARGIN_BYTES, cache_bytes=cache_bytes)
 
@@ -88,10 +88,11 @@ def test_a_context_that_cannot_fit_is_refused_with_the_numbers():
         plan(0, sessions=1)
 
 
-def test_weights_on_a_device_count_and_mapped_ones_do_not():
+def test_weights_to_come_count_and_those_that_are_there_do_not():
     assert plan(10**9, weights_bytes=10**12).pages == 400
+    assert plan(10**9, weights_bytes=10**12, weights="loaded").pages == 400
     with pytest.raises(DeviceError, match=r"1e\+03 GB of weights"):
-        plan(10**9, weights_bytes=10**12, mapped=False)
+        plan(10**9, weights_bytes=10**12, weights="planned")
 
 
 @given(st.integers(0, 4 * 10**9), st.integers(1, 8), st.integers(1, 20_000), st.integers(0, 10**9))

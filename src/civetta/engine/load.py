@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     )
     from civetta.state.session import Session, SessionStore
 
+COPIED_BYTES = 256 << 20
+"""Weights up to so much are copied by themselves: no load on other files slows them down then."""
+
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
@@ -111,6 +114,7 @@ class LoadedTrunk:
     template: ChatTemplate | None
     context_tokens: int
     path: Path
+    copied: bool
 
     @property
     def device(self) -> str:
@@ -128,6 +132,7 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
     checked = check_checkpoint(path)
     context = _context(options.context, checked.config.context_tokens)
     ops, device = choose_ops(options), resolve_device(options.device)
+    copied = _copied(options, checked, device)
     tokenizer, template = read_text_side(checked)
     log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=thread_count(options))
     return LoadedTrunk(
@@ -140,12 +145,14 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
             head_norm=HEAD_NORMS[settings.drafting.mtp_norm],
             table=table_options(options),
             device=device,
+            copied=copied,
         ),
         ops=ops,
         tokenizer=tokenizer,
         template=template,
         context_tokens=context,
         path=path,
+        copied=copied,
     )
 
 
@@ -177,7 +184,7 @@ def load_engine(settings: Settings) -> Engine:
         sessions=settings.engine.sessions,
         context_tokens=loaded.context_tokens,
         weights_bytes=_weight_bytes(checked),
-        mapped=True,
+        weights="loaded" if loaded.copied or loaded.trunk.device.type != "cpu" else "mapped",
     )
     kept, plan = _divide(needs, settings.cache, _available_bytes(loaded.trunk.device))
     tell(plan)
@@ -202,7 +209,11 @@ def load_engine(settings: Settings) -> Engine:
     tower = None
     if vision is not None:
         tower = LazyTower(
-            vision, dtype=loaded.trunk.dtype, ops=loaded.ops, device=loaded.trunk.device
+            vision,
+            dtype=loaded.trunk.dtype,
+            ops=loaded.ops,
+            device=loaded.trunk.device,
+            copied=loaded.copied,
         )
     store = loaded.trunk.store(
         sessions=needs.sessions,
@@ -280,6 +291,20 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 def dtype_name(dtype: torch.dtype) -> str:
     """The name that `--dtype` has for it."""
     return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def _copied(options: ModelOptions, checked: CheckedModel, device: torch.device) -> bool:
+    """Whether weights are copied out of their files. Raises UsageError for --weights on a GPU."""
+    if device.type != "cpu":
+        if options.weights != "auto":
+            raise UsageError(
+                f"--weights {options.weights} is for a CPU, and {device} has copies always: leave"
+                " it out."
+            )
+        return False
+    if options.weights == "auto":
+        return _weight_bytes(checked) <= COPIED_BYTES
+    return options.weights == "copied"
 
 
 def _available_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -41,21 +41,26 @@ class StateSizes:
 class MemoryNeeds:
     """What a model and its sessions take.
 
-    Mapped weights are the files' own pages in memory, which the system may drop and read again;
-    they are told, not budgeted.
+    Weights that are not yet in memory are `planned`. `mapped` ones are the files' own pages, which
+    the system may drop and read again, and `loaded` ones are in memory before what is available was
+    measured: both are told, not budgeted.
     """
 
     sizes: StateSizes
     sessions: int
     context_tokens: int
     weights_bytes: int = 0
-    mapped: bool = False
+    weights: Literal["planned", "mapped", "loaded"] = "planned"
 
     @property
     def fixed_bytes(self) -> int:
         """Weights that are budgeted, and every session's fixed state."""
-        weights = 0 if self.mapped else self.weights_bytes
-        return weights + self.sessions * self.sizes.session_bytes
+        return self.budgeted_weights_bytes + self.sessions * self.sizes.session_bytes
+
+    @property
+    def budgeted_weights_bytes(self) -> int:
+        """Weights that have to find room yet."""
+        return self.weights_bytes if self.weights == "planned" else 0
 
     @property
     def whole_pages(self) -> int:
@@ -118,13 +123,12 @@ def plan_memory(needs: MemoryNeeds, *, available_bytes: int, cache_bytes: int = 
     one = pages_of(needs.context_tokens)
     fitting = max(free, 0) // page_bytes
     if fitting < one:
-        weights = 0 if needs.mapped else needs.weights_bytes
         raise DeviceError(
             f"The model does not fit: a session of {needs.context_tokens} tokens takes"
             f" {_gb(one * page_bytes)} of keys and values, and {_gb(available_bytes)} are free"
             f" for that, for {needs.sessions} x {_gb(needs.sizes.session_bytes)} of state,"
-            f" {_gb(weights)} of weights, {_gb(cache_bytes)} of cache and {_gb(MARGIN_BYTES)} to"
-            " work with." + _cure(fitting, needs.sessions)
+            f" {_gb(needs.budgeted_weights_bytes)} of weights, {_gb(cache_bytes)} of cache and"
+            f" {_gb(MARGIN_BYTES)} to work with." + _cure(fitting, needs.sessions)
         )
     return MemoryPlan(
         needs=needs,
@@ -141,7 +145,7 @@ def tell(plan: MemoryPlan) -> None:
         _log,
         logging.INFO,
         "memory_plan",
-        weights=_gb(needs.weights_bytes) + (" mapped" if needs.mapped else ""),
+        weights=f"{_gb(needs.weights_bytes)} {needs.weights}",
         session_state=_gb(needs.sizes.session_bytes),
         kv_token=f"{needs.sizes.page_bytes / PAGE_TOKENS:.0f} B",
         sessions=needs.sessions,

@@ -70,9 +70,11 @@ def find_head(model: Checkpoint, config: ModelConfig, given: Path | None) -> Che
     return _head_in(open_checkpoint(found[0]), config) if found else None
 
 
-def bind_head(checked: CheckedHead, config: ModelConfig, trunk: TrunkWeights) -> MtpWeights:
-    """The head's weights as views of its files."""
-    return _bind(Binder(checked.checkpoint, dry=False), checked, config, trunk)
+def bind_head(
+    checked: CheckedHead, config: ModelConfig, trunk: TrunkWeights, *, copied: bool = False
+) -> MtpWeights:
+    """The head's weights as views of its files, or as copies."""
+    return _bind(Binder(checked.checkpoint, dry=False, copied=copied), checked, config, trunk)
 
 
 def _head_in(checkpoint: Checkpoint, config: ModelConfig) -> CheckedHead | None:

@@ -1,7 +1,8 @@
 """`Binder`: hands out a checkpoint's tensors by name and proves that each is used exactly once.
 
 The same binding code runs twice: first dry, against the header only, so that missing, surplus and
-wrong-shaped tensors are refused before any weight is read; then for real, as views of the file.
+wrong-shaped tensors are refused before any weight is read; then for real, as views of the file or
+copies of their own.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ NVFP4_GROUP = 16
 
 
 class Binder:
-    """Access to tensors by file name; `dry` checks names, shapes and types and reads nothing."""
+    """Access to tensors by file name; `dry` checks names, shapes and types and reads nothing.
 
-    def __init__(self, checkpoint: Checkpoint, *, dry: bool) -> None:
-        self._checkpoint, self._dry = checkpoint, dry
+    `copied`: tensors are copies in memory of this process, which no other program's reading pushes
+    out, instead of views of the mapped file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, dry: bool, copied: bool = False) -> None:
+        self._checkpoint, self._dry, self._copied = checkpoint, dry, copied
         self._used: dict[str, str] = {}
 
     def has(self, name: str) -> bool:
@@ -180,7 +185,12 @@ class Binder:
         self._used[name] = ""
 
     def _bytes(self, name: str):  # type: ignore[no-untyped-def]  # numpy view
-        return self._checkpoint.bytes_of(name)
+        stored = self._checkpoint.bytes_of(name)
+        if not self._copied:
+            return stored
+        copy = torch.empty(len(stored), dtype=torch.uint8).numpy()  # aligned for wide loads
+        copy[:] = stored
+        return copy
 
 
 def _companion(name: str, suffix: str) -> str:

@@ -95,21 +95,22 @@ def build_trunk(
     head_norm: HiddenNorm = "wide",
     table: TableOptions | None = None,
     device: torch.device | None = None,
+    copied: bool = False,
 ) -> Trunk:
     """The trunk of a checked model, with its draft head if given.
 
-    On the CPU weights stay views of the files. Raises UsageError, DeviceError, ReadFailed or
-    CheckpointMalformed for the n-gram table.
+    On the CPU weights stay views of the files, unless `copied`. Raises UsageError, DeviceError,
+    ReadFailed or CheckpointMalformed for the n-gram table.
     """
     device = device or torch.device("cpu")
     weights, found = _bind(
-        Binder(checked.checkpoint, dry=False), checked.checkpoint, checked.config
+        Binder(checked.checkpoint, dry=False, copied=copied), checked.checkpoint, checked.config
     )
     config, rows = checked.config, None
     if found is not None:
         config = replace(config, ple=found[0])
         rows = _open_table(checked, *found, dtype, table or TableOptions(), device)
-    bound = None if head is None else bind_head(head, config, weights)
+    bound = None if head is None else bind_head(head, config, weights, copied=copied)
     packed = None
     if device.type != "cpu":
         from civetta.model.gpu.weights import gpu_weights

@@ -148,14 +148,19 @@ def bind_vision(binder: Binder, vision: CheckedVision) -> VisionWeights:
 
 
 def build_tower(
-    vision: CheckedVision, *, dtype: torch.dtype, ops: Ops, device: torch.device | None = None
+    vision: CheckedVision,
+    *,
+    dtype: torch.dtype,
+    ops: Ops,
+    device: torch.device | None = None,
+    copied: bool = False,
 ) -> VisionTower:
-    """The tower of a checked file; on the CPU matrices stay views of it.
+    """The tower of a checked file; on the CPU matrices stay views of it, unless `copied`.
 
     Attention reads float32 on a CPU, which computes in it anyway; on a GPU with `dtype` bfloat16 it
     reads float16, which is as fast and rounds an eighth as much.
     """
-    weights = bind_vision(Binder(vision.checkpoint, dry=False), vision)
+    weights = bind_vision(Binder(vision.checkpoint, dry=False, copied=copied), vision)
     if device is None or device.type == "cpu":
         return VisionTower(vision.config, weights, ops, dtype)
     weights = place_tower(weights, device, dtype)
@@ -184,8 +189,10 @@ class LazyTower:
         dtype: torch.dtype,
         ops: Ops,
         device: torch.device | None = None,
+        copied: bool = False,
     ) -> None:
         self._vision, self._dtype, self._ops, self._device = vision, dtype, ops, device
+        self._copied = copied
         self._tower: VisionTower | None = None
         self._fingerprint: bytes | None = None
 
@@ -200,7 +207,11 @@ class LazyTower:
         """Start to encode an image. Raises CheckpointError when the file has gone."""
         if self._tower is None:
             self._tower = build_tower(
-                self._vision, dtype=self._dtype, ops=self._ops, device=self._device
+                self._vision,
+                dtype=self._dtype,
+                ops=self._ops,
+                device=self._device,
+                copied=self._copied,
             )
         return self._tower.begin(image)
 
