@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.matmul.tiling import FEW_ROWS, precision, tile_rows_for
+from civetta.kernels.matmul.tiling import FEW_ROWS, precision, recipe_on, tile_rows_for
 from civetta.kernels.matmul.triton import part_sum, planes_of, product
 from civetta.kernels.packed import TILE
 from civetta.kernels.residual.triton import sigmoid32
@@ -237,7 +237,7 @@ def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tens
     parts = h_TD
     if split:
         parts = torch.empty((streams, rows, width), dtype=torch.float32, device=device)
-    r, exact = w.up.recipe, precision(dtype, device)
+    r, exact = recipe_on(w.up.recipe, device), precision(dtype, device)
     assert w.up.experts == streams
     assert w.up.rows == width
     grid = (-(-width // TILE), -(-rows // tile_m), streams if split else 1)

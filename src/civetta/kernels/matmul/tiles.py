@@ -82,10 +82,25 @@ def _placed(bits, AT: tl.constexpr, LESS: tl.constexpr):
 
 
 @triton.jit
+def _e4m3(x):
+    """The E4M3 number in the low byte of words, by integers and one exact product: any of the 256.
+
+    Exponent and mantissa lie where a float32 has its own, 120 powers of two too low; so a subnormal
+    byte is a subnormal float32, which the product makes a normal one.
+    """
+    b = ((x & 127) << 20) | ((x & 128) << 24)
+    value = b.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    return tl.where((x & 127) == 127, float("nan"), value)
+
+
+@triton.jit
 def _byte(x, I: tl.constexpr, KIND: tl.constexpr):
-    """Byte I of words as a number: "uint8", "int8", "excess" (128 above it) or "fp8"."""
+    """Byte I of words as a number: "uint8", "int8", "excess" (128 above it), "fp8", or "fp8 bits"
+    for a card that does not convert these itself."""
     if KIND == "fp8":
         return ((x >> (8 * I)) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    elif KIND == "fp8 bits":
+        return _e4m3(x >> (8 * I))
     else:
         AT: tl.constexpr = 8 * (I % 2)
         b = x
@@ -127,8 +142,9 @@ def _scaled(
 ):  # fmt: skip
     """Codes [S, P, 2, L, c, b] of outputs h = H times their step, plus their low."""
     step = _spans(d, tile, k, left, H, S, NT, SPAN, KP)
-    if SCALE == "fp8":
-        b = _scales(scale, tile, k, left, H, S, NT, GROUP, "fp8", KP)
+    E4M3: tl.constexpr = (SCALE == "fp8") | (SCALE == "fp8 bits")
+    if E4M3:
+        b = _scales(scale, tile, k, left, H, S, NT, GROUP, SCALE, KP)
         return (v * b[:, :, :, :, None, None]) * step[:, :, :, :, None, None]
     else:
         if SCALE != "none":
@@ -213,7 +229,7 @@ def weight_tile(
         if BITS == 8:
             b = _units(codes, tile, k, left, S, NT, 32, 4, KP)
             b = tl.permute(tl.reshape(b, (S, 2, P, 4)), (0, 2, 1, 3))
-            KIND: tl.constexpr = "fp8" if CODE == "fp8" else "excess"
+            KIND: tl.constexpr = "excess" if CODE == "int8" else CODE
             v0 = tl.join(_byte(b, 0, KIND), _byte(b, 1, KIND))
             v1 = tl.join(_byte(b, 2, KIND), _byte(b, 3, KIND))
             v0 = tl.reshape(v0, (S, P, 2, 2, 2, 2))

@@ -5,13 +5,14 @@ Parts and the order inside a step follow from the weight alone; the rest may fol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from civetta.kernels.packed import PackedWeight
+    from civetta.kernels.packed import PackedWeight, Recipe
 
 FEW_ROWS = 64
 """Up to so many rows, the parts of the inner dimension run beside each other."""
@@ -91,3 +92,22 @@ def registers_of(tiles: Tiling, device: torch.device) -> dict[str, int]:
     if tiles.registers is None or device.type != "cuda" or torch.version.hip is not None:
         return {}
     return {"maxnreg": tiles.registers}
+
+
+def recipe_on(recipe: Recipe, device: torch.device) -> Recipe:
+    """The recipe as the kernels take it: "fp8" is "fp8 bits" where the card has no such conversion."""
+    if "fp8" not in {recipe.code, recipe.scale} or converts_e4m3(device):
+        return recipe
+    code, scale = ("fp8 bits" if kind == "fp8" else kind for kind in (recipe.code, recipe.scale))
+    return replace(recipe, code=code, scale=scale)
+
+
+@cache
+def converts_e4m3(device: torch.device) -> bool:
+    """Whether E4M3 is a type of Triton's for the device: on NVIDIA's from compute capability 8.9 on.
+
+    AMD's cards count as without it: some know only another type of 8 bits, with another bias.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -25,6 +25,7 @@ from civetta.kernels.matmul.tiling import (
     LEAST_ROWS,
     part_cols,
     precision,
+    recipe_on,
     registers_of,
     tile_rows_for,
     tiling,
@@ -242,7 +243,7 @@ def product(
     weights are float32, and are not rounded to x's dtype. `act` "squeeze": silu(sum / act_divisor).
     `counts` is needed unless rows are sorted.
     """
-    r, rows = w.recipe, y_MN.shape[0]
+    r, rows = recipe_on(w.recipe, y_MN.device), y_MN.shape[0]
     parts = -(-w.cols // (part := part_cols(w)))
     few = rows <= FEW_ROWS or experts_M is not None
     split = few and parts > 1 and groups is None
