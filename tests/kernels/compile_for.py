@@ -1,13 +1,25 @@
-"""Compile every kernel launch of the GPU ops for named targets, without a GPU.
+"""Compile every kernel launch of the GPU's paths for named targets, without a GPU.
 
-    python tests/kernels/compile_for.py [--fewest] cuda:90 hip:gfx942 ...
+    python tests/kernels/compile_for.py [--share I/N] [--only WORD] [--list] cuda:90 hip:gfx942 ...
+    python tests/kernels/compile_for.py --rotate cuda:80 cuda:90 ...
 
-The ops run on CPU tensors with launches recorded instead of made; each recorded launch is compiled
-with its own types and constants. --fewest leaves
-out float32 and all but two stored formats. Prints one line a target; a failure is a traceback.
+The table of ops and the layers of the fused trunk run on CPU tensors with launches recorded instead
+of made; each recorded launch is compiled with its own types, constants and alignments, in the form
+that the target would meet it in (precision of float32 products, decoding of E4M3).
+
+--share compiles one launch of N, from the I-th on; --only those whose description has WORD in it
+(kernel, stored format, dtype); --list compiles nothing. --rotate compiles one launch of each kernel
+and stored format, in float16, each for one of the targets; products of E4M3 formats, which differ
+from target to target, for all of them. Prints one line a target; a failure is a traceback behind
+the launch's description.
 """
 
+import argparse
 import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,15 +28,25 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 from triton_inputs import Random
 
+from civetta.kernels.fused import choice
+from civetta.kernels.fused.launch import ROW_FIELDS, SESSION_FIELDS, Batch
+from civetta.kernels.fused.streams import enter, mix
 from civetta.kernels.gdn import triton as gdn
+from civetta.kernels.gpu import gpu_ops
 from civetta.kernels.matmul import triton as matmul
 from civetta.kernels.moe import triton as moe
-from civetta.kernels.packed import PackedExperts, PackedHyper, pack, pack_stack
+from civetta.kernels.packed import RECIPES, STORED, PackedExperts, PackedHyper, pack, pack_stack
 from civetta.kernels.ple import triton as ple
 from civetta.kernels.qsa import triton as qsa
 from civetta.kernels.residual import triton as residual
+from civetta.model.gpu.random import flash_next_config, random_weights, write_random_table
+from civetta.model.gpu.trunk import GpuTrunk
+from civetta.model.mixes import MIXES, Mix
+from civetta.ngram.feed import RowFeed
+from civetta.ngram.placement import StoreOptions, open_store
 
-BF16, F32 = torch.bfloat16, torch.float32
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+CPU = torch.device("cpu")
 TYPES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
@@ -34,42 +56,143 @@ TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-Launch = tuple[JITFunction, dict[str, str], dict[str, Any], dict[str, int]]
+FORMATS = (*RECIPES, *STORED)
 
 
-def record(launches: dict[str, Launch]) -> None:
-    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        del grid, warmup
-        options = {k: kwargs.pop(k) for k in ("num_warps", "num_stages") if k in kwargs}
-        values = dict(zip(self.arg_names, args, strict=False)) | kwargs
-        signature, constants = {}, {}
-        for parameter in self.params:
-            value = values[parameter.name]
-            if parameter.is_constexpr:
-                constants[parameter.name] = value
-                signature[parameter.name] = "constexpr"
-            elif isinstance(value, torch.Tensor):
-                signature[parameter.name] = "*" + TYPES[value.dtype]
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch in the form that the compiler takes; alignments by place of the argument."""
+
+    kernel: JITFunction
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    aligned: tuple[int, ...]
+    options: dict[str, int]
+
+
+class Recorder:
+    """Launches by their description, which starts with the kernel's name and `what` was called."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Launch] = {}
+        self.what = ""
+
+    def take(self, kernel: JITFunction, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        options = {k: named.pop(k) for k in ("num_warps", "num_stages") if k in named}
+        values = dict(zip(kernel.arg_names, args, strict=False)) | named
+        signature, constants, aligned = {}, {}, []
+        for i, parameter in enumerate(kernel.params):
+            name, value = parameter.name, values[parameter.name]
+            one = value == 1 if isinstance(value, int) else False
+            if parameter.is_constexpr or (one and not parameter.do_not_specialize):
+                constants[name], signature[name] = value, "constexpr"
+                continue
+            if isinstance(value, torch.Tensor):
+                signature[name], place = "*" + TYPES[value.dtype], value.data_ptr()
             else:
-                signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-        key = f"{self.__name__} {signature} {constants}"
-        launches[key] = (self, signature, constants, options)
+                signature[name] = "fp32" if isinstance(value, float) else "i32"
+                place = value if isinstance(value, int) else 1
+            if place % 16 == 0 and not parameter.do_not_specialize:
+                aligned.append(i)
+        launch = Launch(
+            kernel=kernel,
+            signature=signature,
+            constants=constants,
+            aligned=tuple(aligned),
+            options=options,
+        )
+        key = f"{kernel.__name__} {signature} {constants} {aligned} {options}"
+        if not any(described.endswith(key) for described in self.found):
+            self.found[f"{kernel.__name__} ({self.what}) {key}"] = launch
 
-    JITFunction.run = run  # type: ignore[method-assign]
+
+def record(dtypes: tuple[torch.dtype, ...], mixes: tuple[Mix, ...]) -> dict[str, Launch]:
+    """What the paths launch; launches that differ in nothing are one."""
+    recorder = Recorder()
+
+    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
+        del grid, warmup
+        recorder.take(self, args, named)
+
+    real, empty = JITFunction.run, torch.empty
+    JITFunction.run, torch.empty = run, torch.zeros  # no index made of garbage
+    try:
+        for dtype in dtypes:
+            for name in FORMATS:
+                recorder.what = f"{name} {dtype}"
+                launch_format(name, dtype)
+            recorder.what = f"table {dtype}"
+            launch_table(dtype)
+            recorder.what = f"trunk {dtype}"
+            launch_trunk("q4_k_xl", dtype)
+        for mix_name in mixes:
+            recorder.what = f"trunk {mix_name}"
+            launch_trunk(mix_name, F16)
+        recorder.what = "choice"
+        launch_choice()
+    finally:
+        JITFunction.run, torch.empty = real, empty
+    return recorder.found
 
 
-FORMATS = ("Q4_K", "Q8_0", "Q4_0", "Q5_1", "Q5_K", "Q6_K", "IQ4_XS", "F8_E4M3", "NVFP4")
+def for_target(launch: Launch, target: GPUTarget) -> Launch:
+    """A launch recorded on the CPU as `tiling` and the delta rule have it on the target: TF32 on
+    NVIDIA, conversion of E4M3 from compute capability 8.9 on."""
+    if target.backend != "cuda":
+        return launch
+    types = [*launch.signature.values(), *map(str, launch.constants.values())]
+    exact = "tf32" if any("16" in name and name.startswith("*") for name in types) else "tf32x3"
+    swapped = {"ieee": exact}
+    if int(target.arch) >= 89:
+        swapped["fp8 bits"] = "fp8"
+    constants = {
+        name: swapped.get(value, value) if isinstance(value, str) else value
+        for name, value in launch.constants.items()
+    }
+    return replace(launch, constants=constants)
 
 
-def launch_everything(dtype: torch.dtype, formats: tuple[str, ...]) -> None:
+def launch_format(name: str, dtype: torch.dtype) -> None:
+    """Products of one stored format: few rows, many, experts met directly and sorted, streams."""
+    random, d = Random(0), 256
+
+    def matrix(rows: int, cols: int) -> Any:
+        if name in STORED:
+            return random.normal(rows, cols, dtype=STORED[name])
+        return random.stored(name, rows, cols)
+
+    w = pack(matrix(64, d), dtype, "cpu")
+    for rows in (1, 3, 200):
+        matmul.matmul(random.normal(rows, d, dtype=dtype), w, dtype)
+    deep = pack(matrix(64, 1024), dtype, "cpu")  # in parts
+    for rows in (3, 200):
+        matmul.matmul(random.normal(rows, 1024, dtype=dtype), deep, F32)
+    pairs = pack_stack([matrix(128, d) for _ in range(4)], dtype, "cpu", pair=True)
+    for rows in (2, 40):
+        ids = torch.arange(rows) % 4
+        y = torch.empty((rows, 64), dtype=dtype)
+        x = random.normal(rows, d, dtype=dtype)
+        if rows == 2:
+            matmul.product(x, pairs, y, None, experts_M=ids)
+        else:
+            matmul.product(x, pairs, y, None, groups=moe.group_rows(ids[:, None], 4))
+    hyper = PackedHyper(
+        gain_SD=random.normal(4, d),
+        down=pack(matrix(256, 4 * d), dtype, "cpu"),
+        up=pack_stack([matrix(d, 256) for _ in range(4)], dtype, "cpu"),
+        inject=random.normal(4, 4 * d),
+    )
+    for rows in (3, 200):
+        x_TSD = random.normal(rows, 4, d)
+        entered = enter(x_TSD, hyper, 1e-6, dtype, None)
+        mix(x_TSD, entered, hyper, matmul.counters(CPU))
+
+
+def launch_table(dtype: torch.dtype) -> None:
     """Real widths where they decide a kernel's shape; few rows."""
     random = Random(0)
     d, streams, heads = 256, 4, 24
     x = random.normal(3, d, dtype=dtype)
-    for fmt in formats:
-        matmul.matmul(x, pack(random.stored(fmt, 64, d), dtype, "cpu"), dtype)
-    matmul.matmul(random.normal(200, d, dtype=dtype), pack(random.normal(64, d), dtype, "cpu"), F32)
-    matmul.matmul(random.normal(2, 2048), pack(random.normal(64, 2048), F32, "cpu"), F32)
     stack = pack_stack([random.stored("Q4_K", d, d) for _ in range(4)], dtype, "cpu")
     ids = torch.tensor([[0, 1], [2, 3], [1, 0]])
     moe.experts(x, ids, random.uniform(3, 2), PackedExperts(gate=stack, up=stack, down=stack))
@@ -103,28 +226,107 @@ def launch_everything(dtype: torch.dtype, formats: tuple[str, ...]) -> None:
     ple.ple_gate(wide, wide, random.normal(3, d), hyper.gain_SD, hyper.gain_SD, 1e-6)
 
 
-def target(name: str) -> GPUTarget:
+def launch_trunk(mix_name: Mix, dtype: torch.dtype) -> None:
+    """A trunk of four layers with the real heads, streams and n-gram layer: 1, 20 and 100 rows."""
+    config = replace(
+        flash_next_config(4, 61), hidden=512, vocab=640, experts=8, expert_width=256,
+        shared_width=256, stream_rank=64, context_tokens=1 << 20,
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        layout = write_random_table(config, mix_name, Path(folder) / "table")
+        store = open_store(layout, StoreOptions(placement="ram"), device=CPU, other_bytes=0)
+        assert config.ple is not None
+        feed = RowFeed(config.ple.hash, store, dtype=dtype, device=CPU)
+        weights = random_weights(config, mix_name, CPU)
+        trunk = GpuTrunk(config, None, weights, gpu_ops(), dtype, feed, device=CPU)
+        for rows in (1, 20, 100):
+            session = trunk.store(sessions=1, context_tokens=rows).open()
+            trunk.forward(session, [i % 600 for i in range(rows)], "last")
+        trunk.close()
+
+
+def launch_choice() -> None:
+    """Choice of blocks in one segment, in several, and in passes."""
+    for most in (1 << 10, 1 << 16, 1 << 18):
+        batch = Batch(
+            rows_FT=torch.zeros((len(ROW_FIELDS), 2), dtype=torch.int64),
+            sessions_FB=torch.zeros((len(SESSION_FIELDS), 1), dtype=torch.int64),
+            rows=2,
+            sessions=1,
+            most_rows=2,
+            in_place=True,
+            table_tokens=4 * most,
+            counts=matmul.counters(CPU),
+        )
+        kept = torch.zeros((2, 512), dtype=torch.int32)
+        choice._select(batch, torch.zeros(2, most), kept, 0, 4)
+
+
+def target_of(name: str) -> GPUTarget:
     backend, _, arch = name.partition(":")
     if backend == "cuda":
         return GPUTarget("cuda", int(arch), 32)
     return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
 
 
-def main() -> None:
-    launches: dict[str, Launch] = {}
-    record(launches)
-    names = sys.argv[1:]
-    fewest = "--fewest" in names
-    for dtype in (BF16,) if fewest else (BF16, F32):
-        launch_everything(dtype, FORMATS[:2] if fewest else FORMATS)
-    for name in [n for n in names if n != "--fewest"]:
-        for kernel, signature, constants, options in launches.values():
-            source = triton.compiler.ASTSource(kernel, signature, constants)
-            triton.compile(source, target=target(name), options=options)
-        print(  # noqa: T201 - a program
-            f"{name}: {len(launches)} launches compiled", flush=True
-        )
+def compile_launch(launch: Launch, target: GPUTarget) -> Any:
+    source = triton.compiler.ASTSource(
+        launch.kernel,
+        launch.signature,
+        launch.constants,
+        {(i,): [["tt.divisibility", 16]] for i in launch.aligned},
+    )
+    return triton.compile(source, target=target, options=launch.options)
+
+
+def rotated(found: dict[str, Launch], targets: list[str]) -> dict[str, list[str]]:
+    """By target: the first launch of each kernel and stored format on one of the targets in turn,
+    products of E4M3 on all."""
+    firsts: dict[tuple[str, str], str] = {}
+    for key, launch in found.items():
+        what = key.split(" (", 1)[1]
+        name = what.split(" ", 1)[0]
+        kernel = f"{launch.kernel.__module__} {launch.kernel.__name__}"  # names are used twice
+        firsts.setdefault((kernel, name if name in FORMATS else ""), key)
+    chosen: dict[str, list[str]] = {name: [] for name in targets}
+    for i, ((kernel, name), key) in enumerate(firsts.items()):
+        every = kernel.endswith("product_kernel") and name in {"F8_E4M3", "NVFP4"}
+        for target in targets if every else [targets[i % len(targets)]]:
+            chosen[target].append(key)
+    return chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="+")
+    parser.add_argument("--share", default="0/1")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--rotate", action="store_true")
+    args = parser.parse_args()
+    if args.rotate:
+        found = record((F16,), ("fp8",))
+        chosen = rotated(found, args.targets)
+    else:
+        found = record((F16, BF16, F32), MIXES)
+        first, of = (int(n) for n in args.share.split("/"))
+        some = [key for key in found if args.only in key][first::of]
+        chosen = dict.fromkeys(args.targets, some)
+    for name, keys in chosen.items():
+        target, began = target_of(name), time.perf_counter()
+        for key in keys:
+            if args.list:
+                print(f"{name}: {key}")  # noqa: T201 - a program
+                continue
+            try:
+                compile_launch(for_target(found[key], target), target)
+            except BaseException:
+                print(f"{name}: {key}", file=sys.stderr, flush=True)  # noqa: T201 - a program
+                raise
+        seconds = time.perf_counter() - began
+        print(f"{name}: {len(keys)} launches compiled in {seconds:.0f} s", flush=True)  # noqa: T201 - a program
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
