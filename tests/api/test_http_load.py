@@ -293,11 +293,11 @@ def test_a_large_body_is_parsed_beside_the_streams(monkeypatch):
 
     parsing, done, parse = threading.Event(), threading.Event(), wire.parse_json
 
-    def slow(body):
+    def slow(body, **how):
         if len(body) > wire.SMALL_BODY_BYTES:
             parsing.set()
             assert done.wait(20)
-        return parse(body)
+        return parse(body, **how)
 
     monkeypatch.setattr(wire, "parse_json", slow)
     engine = FakeEngine("hello", context_tokens=1 << 20)

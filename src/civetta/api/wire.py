@@ -17,6 +17,7 @@ import msgspec
 from msgspec import inspect
 from starlette.responses import Response
 
+from civetta.chat.json_text import parsed_float, parsed_int, without_spelling
 from civetta.config import nearest
 from civetta.errors import (
     BodyTimeout,
@@ -63,20 +64,25 @@ class BadJson(RequestInvalid):
     code = "invalid_json"
 
 
-async def read_request(request: Request, kind: type[T]) -> tuple[T, list[str]]:
+async def read_request(
+    request: Request, kind: type[T], *, spelled: str = ""
+) -> tuple[T, list[str]]:
     """Read a request's body into the struct `kind`; also the unknown fields that were dropped.
 
+    Numbers of the member `spelled` keep their spelling, for `json_text`.
     Raises BodyTooLarge, BodyTimeout, BadJson or RequestInvalid.
     """
     options: ServerOptions = request.app.state.settings.server
     body = await read_body(request, options.max_request_bytes)
+
+    def read() -> tuple[T, list[str]]:
+        return decode(parse_json(body, spelled=spelled), kind, drop_unknown=options.drop_unknown)
+
     if len(body) <= SMALL_BODY_BYTES:
-        return decode(parse_json(body), kind, drop_unknown=options.drop_unknown)
+        return read()
     # On a thread, so that no stream waits; one at a time, for a tree takes many times its text.
     async with request.app.state.parsing:
-        return await asyncio.to_thread(
-            lambda: decode(parse_json(body), kind, drop_unknown=options.drop_unknown)
-        )
+        return await asyncio.to_thread(read)
 
 
 def ignored_header(paths: list[str]) -> dict[str, str]:
@@ -113,12 +119,12 @@ def body_too_large(limit: int) -> BodyTooLarge:
     )
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes, *, spelled: str = "") -> dict[str, Any]:
     """Parse a JSON object in which every parser would read the same.
 
-    Raises BadJson for broken JSON or UTF-8, duplicate keys, numbers without a finite value, lone
-    surrogates, nesting deeper than MAX_DEPTH, more than MAX_CONTAINERS or MAX_VALUES values, or a
-    body that is no object.
+    Numbers of the member `spelled` are written by `json_text` as they were read. Raises BadJson for
+    broken JSON or UTF-8, duplicate keys, numbers without a finite value, lone surrogates, nesting
+    deeper than MAX_DEPTH, more than MAX_CONTAINERS or MAX_VALUES values, or a body that is no object.
     """
     _check_size(body)
     try:
@@ -126,7 +132,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
             body.decode("utf-8"),
             object_pairs_hook=_object,
             parse_constant=_constant,
-            parse_float=_finite,
+            parse_float=_finite_spelled if spelled else _finite,
+            parse_int=parsed_int if spelled and b"-0" in body else None,
         )
     except UnicodeDecodeError as error:
         raise BadJson(f"The request body is not UTF-8: {error.reason}.") from error
@@ -137,6 +144,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise BadJson("The request body has to be a JSON object.")
     _check_tree(document)
+    if spelled:
+        return {k: v if k == spelled else without_spelling(v) for k, v in document.items()}
     return document
 
 
@@ -255,6 +264,10 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise BadJson(f"The request body has the number {text[:40]}, which is too large.")
     return value
+
+
+def _finite_spelled(text: str) -> float:
+    return parsed_float(text) if math.isfinite(float(text)) else _finite(text)
 
 
 def _check_tree(document: dict[str, Any]) -> None:

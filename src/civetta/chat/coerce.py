@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from civetta.chat.json_text import SpelledFloat, parsed_float
+from civetta.chat.json_text import SpelledFloat, parsed_float, parsed_int
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _DEPTH_MAX = 64
@@ -85,7 +85,12 @@ def parse_json(text: str) -> Any:
     """The JSON value of `text`, or raises ValueError, also for what JSON text cannot carry again:
     NaN, infinities, numbers out of range and lone surrogates."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=parsed_float)
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=parsed_float,
+            parse_int=parsed_int,
+        )
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:

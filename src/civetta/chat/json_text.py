@@ -36,11 +36,27 @@ def parsed_float(text: str) -> float:
     return value if repr(value) == text else SpelledFloat(text)
 
 
+def parsed_int(text: str) -> int | float:
+    """A JSON number without point and exponent. -0 has a spelling, and no integer does."""
+    return SpelledFloat(text) if text == "-0" else int(text)
+
+
 def json_text(value: Any) -> str:
     """JSON as the template writes it: non-ASCII kept, keys in order, numbers as they were read."""
     if not _has_spelled(value):
         return json.dumps(value, ensure_ascii=False)
     return _written(value, 0)
+
+
+def without_spelling(value: Any) -> Any:
+    """The value with plain numbers; what has no spelled one is returned as it is."""
+    if not _has_spelled(value):
+        return value
+    if isinstance(value, SpelledFloat):
+        return float(value) if value.spelling != "-0" else 0
+    if isinstance(value, dict):
+        return {key: without_spelling(item) for key, item in value.items()}
+    return [without_spelling(item) for item in value]
 
 
 def _has_spelled(value: Any) -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
-from civetta.chat.json_text import parsed_float
+from civetta.chat.json_text import parsed_float, parsed_int
+from civetta.chat.number_spelling import respelled
 from civetta.errors import RequestInvalid
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -134,7 +135,8 @@ def normalise(conversation: Conversation) -> Conversation:
 
     - `developer` means `system`; all system texts, stripped, are joined by a blank line in order
       into one leading system message (none when they are blank).
-    - tool arguments given as JSON text become mappings; an empty text means no arguments.
+    - tool arguments given as JSON text become mappings; an empty text means no arguments. Their
+      numbers are spelled as the call's id says (number_spelling.py).
     Raises RequestInvalid with code `invalid_messages` (no message, unknown role, media in a system
     message, calls or reasoning outside an assistant message, bad arguments, no user query) or
     `invalid_tools` (bad or repeated name, parameters that are no object); `param` names the field.
@@ -177,7 +179,9 @@ def parse_json_object(text: str, param: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=parsed_float)
+        value = json.loads(
+            text, parse_constant=_no_constant, parse_float=parsed_float, parse_int=parsed_int
+        )
     except (ValueError, RecursionError) as error:
         raise RequestInvalid(
             f"{param} is not valid JSON ({error}); send the arguments as a JSON object.",
@@ -222,18 +226,15 @@ def _check_message(message: Message, param: str) -> None:
 
 
 def _parse_calls(message: Message, param: str) -> Message:
-    if all(isinstance(call.arguments, Mapping) for call in message.tool_calls):
+    if not message.tool_calls:
         return message
-    calls = tuple(
-        replace(
-            call,
-            arguments=parse_json_object(call.arguments, f"{param}.tool_calls[{index}].arguments")
-            if isinstance(call.arguments, str)
-            else call.arguments,
-        )
-        for index, call in enumerate(message.tool_calls)
-    )
-    return replace(message, tool_calls=calls)
+    calls = []
+    for index, call in enumerate(message.tool_calls):
+        given = call.arguments
+        if isinstance(given, str):
+            given = parse_json_object(given, f"{param}.tool_calls[{index}].arguments")
+        calls.append(replace(call, arguments=respelled(given, call.id)))
+    return replace(message, tool_calls=tuple(calls))
 
 
 def _check_tools(tools: tuple[ToolSpec, ...]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from civetta.chat.json_text import json_text
 from civetta.chat.message import ToolCall, ToolSpec, parse_json_object
+from civetta.chat.number_spelling import with_spellings
 from civetta.chat.tools import CALL_CLOSE, CALL_OPEN, BlockReader, ParsedCall
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class ReplyParser:
     thinking: the prompt left a thought open (`Rendered.opens_thinking`), so the reply begins in it.
     tools: what the model may call; with none, tool-call markers are plain text. parallel: False
     keeps the first call only. exact: calls are texts of their grammar (tool_grammar.py).
-    new_id: makes the id of call number `index`; the default is random.
+    new_id: makes the id of call number `index`; the default is random. Spellings follow it.
 
     The first `</think>` ends the thought, and every other marker inside it is thought. A thought
     that the reply does not end has no content behind it.
@@ -272,7 +273,8 @@ class ReplyParser:
             return
         index = self._calls
         self._calls += 1
-        self._out.append(ToolCallStart(index=index, id=self._new_id(index), name=call.name))
+        call_id = with_spellings(self._new_id(index), call.arguments)
+        self._out.append(ToolCallStart(index=index, id=call_id, name=call.name))
         self._out.append(ToolArgumentsDelta(index=index, json_fragment=json_text(call.arguments)))
         self._out.append(ToolCallEnd(index=index))
 

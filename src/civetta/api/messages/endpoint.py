@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 async def create(request: Request) -> Delivery[ReplyEvent]:
     """POST /v1/messages: generate; buffered or as Anthropic's server-sent events."""
-    fields, dropped = await read_request(request, MessagesFields)
+    fields, dropped = await read_request(request, MessagesFields, spelled="messages")
     conversation, options, unused = _asked(request, fields)
     encoder = MessageEncoder(
         model=model_id(request),
@@ -48,7 +48,7 @@ async def create(request: Request) -> Delivery[ReplyEvent]:
 
 async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens: how many tokens the prompt of such a request has."""
-    fields, dropped = await read_request(request, MessagesFields)
+    fields, dropped = await read_request(request, MessagesFields, spelled="messages")
     neutral("stream", fields.stream, False, "tokens are counted at once")
     conversation, options, unused = _asked(request, fields)
     prepared = await asyncio.to_thread(client_for(request).prepare, conversation, options)
