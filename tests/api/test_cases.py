@@ -125,6 +125,7 @@ def test_case_45_usage_is_in_the_last_chunk_when_asked_for_and_timings_always(pa
         assert usage["prompt_tokens_details"]["cached_tokens"] == 1
         assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
         assert usage["total_tokens"] == usage["prompt_tokens"] + 3
+        assert chunks[-1]["timings"] == timed["timings"], "proxies read the last chunk alone"
     assert "usage" in asked(engine, path).json(), "a buffered reply always has it"
 
 
@@ -208,5 +209,6 @@ def test_case_67_health_fails_while_a_step_is_stalled_and_recovers():
     response = request(app, "GET", "/health")
     assert response.status_code == 503
     assert response.json() == {"status": "stalled", "stalled_s": 61.2}
+    assert request(app, "GET", "/ready").status_code == 503
     stalled_s = 0.0
     assert request(app, "GET", "/health").status_code == 200

@@ -143,7 +143,8 @@ def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
     for block in message["content"]:
         if block["type"] == "tool_use":
             block["input"] = json.loads(block["input"])
-    return {**message, **events[-2]["delta"], "usage": events[-2]["usage"]}
+    took = {key: events[-2][key] for key in ("usage", "timings")}
+    return {**message, **events[-2]["delta"], **took}
 
 
 def _apply_delta(block: dict[str, Any], delta: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx2
@@ -30,7 +29,11 @@ def never(settings):
     time.sleep(600)
 
 def engine(settings):
-    made = FakeEngine({reply!r}, before_token=lambda index: time.sleep({token_s}))
+    made = FakeEngine(
+        {reply!r},
+        before_start=lambda: sys.stderr.write("STARTED\\n"),
+        before_token=lambda index: time.sleep({token_s}),
+    )
     close = made.close
     made.close = lambda: (close(), sys.stderr.write("ENGINE CLOSED\\n"))
     ended, write = made.ended.release, sys.stderr.write
@@ -74,6 +77,11 @@ class Serving:
             found = self._changed.wait_for(lambda: [x for x in self.lines if words in x], 20)
         assert found, self.lines
         return found[0]
+
+    def times(self, line, n):
+        with self._changed:
+            found = self._changed.wait_for(lambda: self.lines.count(line) == n, 20)
+        assert found, self.lines
 
     @property
     def url(self):
@@ -122,18 +130,14 @@ def test_a_client_that_hangs_up_frees_the_engine():
                 if stream:
                     connection.recv(100)
                 else:
-                    time.sleep(0.1)
+                    serving.times("STARTED", 2)
         with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="-", max_retries=0) as client:
             question = [{"role": "user", "content": "Hi"}]
             with client.chat.completions.create(
                 model="fake-model", messages=question, stream=True
             ) as stream:
                 next(iter(stream))
-        with serving._changed:
-            cancelled = serving._changed.wait_for(
-                lambda: serving.lines.count("ENDED cancelled") == 3, 10
-            )
-        assert cancelled, serving.lines
+        serving.times("ENDED cancelled", 3)
         serving.line("status=499")
 
 

@@ -25,6 +25,14 @@ def usage_payload(usage: Usage) -> dict[str, Any]:
     }
 
 
+def accounts(usage: Usage) -> dict[str, Any]:
+    """`usage` and `timings`, as a reply and the last chunk of a stream have them.
+
+    Both together: proxies read either from the last event that has one.
+    """
+    return {"usage": usage_payload(usage), "timings": timings_payload(usage)}
+
+
 def timings_payload(usage: Usage) -> dict[str, Any]:
     """llama.cpp's `timings` object: milliseconds, and rates of tokens a second.
 

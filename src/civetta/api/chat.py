@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from civetta.api.accounting import LiveTimings, server_timing, timings_payload, usage_payload
+from civetta.api.accounting import LiveTimings, accounts, server_timing, timings_payload
 from civetta.api.asking import client_for, options_for
 from civetta.api.chat_fields import ChatFields, conversation_of, template_options
 from civetta.api.choices import Choices, ChoicesEncoder, check_choices
@@ -166,8 +166,7 @@ class ChatEncoder:
             **self._ids,
             "object": "chat.completion",
             "choices": [choice],
-            "usage": usage_payload(end.usage),
-            "timings": timings_payload(end.usage),
+            **accounts(end.usage),
         }
 
     def headers(self) -> dict[str, str]:
@@ -197,7 +196,7 @@ class ChatEncoder:
             **self._ids,
             "object": "chat.completion.chunk",
             "choices": [],
-            "usage": usage_payload(usage),
+            **accounts(usage),
         }
 
     def _chunk(

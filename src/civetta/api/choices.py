@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from civetta.api.accounting import server_timing, timings_payload, usage_payload
+from civetta.api.accounting import accounts, server_timing
 from civetta.api.wire import event
 from civetta.engine.protocol import Progress
 from civetta.errors import RequestInvalid
@@ -157,8 +157,7 @@ class ChoicesEncoder(Generic[E]):
         return {
             **bodies[0],
             "choices": [choice for body in bodies for choice in body["choices"]],
-            "usage": usage_payload(usage),
-            "timings": timings_payload(usage),
+            **accounts(usage),
         }
 
     def headers(self) -> dict[str, str]:

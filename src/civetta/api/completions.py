@@ -8,7 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from civetta.api.accounting import LiveTimings, server_timing, timings_payload, usage_payload
+from civetta.api.accounting import LiveTimings, accounts, server_timing, timings_payload
 from civetta.api.choices import Choices, ChoicesEncoder, check_choices
 from civetta.api.delivery import Delivery, broken_off
 from civetta.api.fields import (
@@ -169,7 +169,7 @@ class CompletionEncoder:
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The chunk that ends a stream with its usage."""
-        return {**self._base, "choices": [], "usage": usage_payload(usage)}
+        return {**self._base, "choices": [], **accounts(usage)}
 
     def gather(self, item: Event) -> None:
         """Collect the text; raises the error of a generation that was broken off."""
@@ -187,8 +187,7 @@ class CompletionEncoder:
         return {
             **self._base,
             "choices": [choice],
-            "usage": usage_payload(self._end.usage),
-            "timings": timings_payload(self._end.usage),
+            **accounts(self._end.usage),
         }
 
     def headers(self) -> dict[str, str]:

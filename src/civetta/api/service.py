@@ -40,9 +40,9 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """GET /ready, /readyz, /v1/ready: as health, with the model id."""
-    engine: EngineClient | None = request.app.state.engine
-    if engine is None:
-        return json_response({"status": "loading model"}, 503, {"Retry-After": "1"})
+    alive = await health(request)
+    if alive.status_code != 200:
+        return alive
     return json_response({"status": "ready", "model": model_id(request)})
 
 

@@ -6,7 +6,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from civetta.api.accounting import server_timing
+from civetta.api.accounting import server_timing, timings_payload
 from civetta.api.delivery import broken_off
 from civetta.api.messages.errors import error_payload
 from civetta.api.messages.signature import sign
@@ -167,14 +167,13 @@ class MessageEncoder:
             self._message["stop_sequence"] = end.stop
         self._message["stop_reason"] = reason
         self._message["usage"] = usage_of(end.usage)
+        self._message["timings"] = timings_payload(end.usage)
 
     def _closing_events(self) -> list[dict[str, Any]]:
         message = self._message
         delta = {key: message[key] for key in ("stop_reason", "stop_sequence")}
-        return [
-            {"type": "message_delta", "delta": delta, "usage": message["usage"]},
-            {"type": "message_stop"},
-        ]
+        took = {key: message[key] for key in ("usage", "timings")}
+        return [{"type": "message_delta", "delta": delta, **took}, {"type": "message_stop"}]
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from civetta.api.reply_types import Timings  # noqa: TC001 - msgspec resolves it
+
 
 class AnthropicUsage(msgspec.Struct, kw_only=True):
     """Tokens of a message; `input_tokens` are those that no cache had."""
@@ -29,6 +31,7 @@ class AnthropicReply(msgspec.Struct, kw_only=True):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: AnthropicUsage
+    timings: Timings
 
 
 class AnthropicCount(msgspec.Struct, kw_only=True):

@@ -52,7 +52,8 @@ class ResponsesEncoder:
             case ReplyEnd():
                 events = list(self._finish(item))
                 kind = f"response.{self._response['status']}"
-                return self._numbered([*events, {"type": kind, "response": self._response}])
+                last = {"response": self._response, "timings": self._response["timings"]}
+                return self._numbered([*events, {"type": kind, **last}])
             case _:
                 return b""
 
