@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import threading
 import time
 
@@ -144,14 +145,21 @@ def test_a_late_failure_is_the_last_event_of_a_stream():
 
 
 def test_the_servers_time_limit_is_an_error_with_its_flag():
-    engine = FakeEngine(ENDLESS, before_token=slow)
+    streams = queue.SimpleQueue()
+
+    def late(index):
+        if index == 1:
+            time.sleep(0.03)  # the limit passes while it generates
+            streams.get(timeout=20).cancel()
+
+    engine = FakeEngine("xyz", before_token=late)
     app = app_of(engine, engine=EngineOptions(request_timeout_ms=20))
     submit = engine.submit
 
     def submit_with_deadline(generate):
         assert generate.timeout_s == 0.02
         stream = submit(generate)
-        threading.Timer(0.1, stream.cancel).start()
+        streams.put(stream)
         return stream
 
     engine.submit = submit_with_deadline
