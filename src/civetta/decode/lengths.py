@@ -41,8 +41,8 @@ class Acceptance:
         self._parent = parent
         self._keep = 0.99 if parent is None else 0.95
         self._trust = 4.0  # how many verdicts the prior is worth
-        self._depth = np.zeros((MOST_DRAFTS, 2))  # [.., refused or accepted]
-        self._grade = np.zeros((len(GRADE_START), 2))
+        self._depth = [[0.0, 0.0] for _ in range(MOST_DRAFTS)]  # refused, accepted
+        self._grade = [[0.0, 0.0] for _ in GRADE_START]
 
     def depth(self, depth: int) -> float:
         """Probability that draft `depth` (from 0) stands when those before it do."""
@@ -64,11 +64,13 @@ class Acceptance:
         if self._parent is not None:
             self._parent.record(grades, accepted, by_depth=by_depth)
 
-    def _estimate(self, seen_2: np.ndarray, prior: float) -> float:
-        return float((seen_2[1] + self._trust * prior) / (seen_2.sum() + self._trust))
+    def _estimate(self, seen_2: list[float], prior: float) -> float:
+        refused, accepted = seen_2
+        return (accepted + self._trust * prior) / (refused + accepted + self._trust)
 
-    def _count(self, seen_2: np.ndarray, stood: int) -> None:
-        seen_2 *= self._keep
+    def _count(self, seen_2: list[float], stood: int) -> None:
+        seen_2[0] *= self._keep
+        seen_2[1] *= self._keep
         seen_2[stood] += 1.0
 
 
@@ -118,7 +120,10 @@ class RoundCost:
 
     def _factor(self, size: tuple[int, int]) -> float:
         """What is peculiar to a size, nearer to nothing the longer it was not seen."""
-        own, seen = self._own.get(size, (1.0, self._launches))
+        found = self._own.get(size)
+        if found is None:
+            return 1.0
+        own, seen = found
         return float(own ** (FADE ** (self._launches - seen)))
 
     def _plain(self, sessions: int, rows: int) -> float:
@@ -176,22 +181,30 @@ def plan_lengths(prospects: Sequence[Prospect], launch: RoundCost, steps: RoundC
     """
     count = len(prospects)
     order = sorted(
-        (
+        [
             (-chance, depth, place)
             for place, p in enumerate(prospects)
             for depth, chance in enumerate(p.chances)
-        )
+        ]
     )
     plain = count / launch.seconds(count, count)
-    best, best_rate = [0] * count, plain * GAIN_NEEDED
-    lengths, tokens = [0] * count, float(count)
-    for negative_chance, _, place in order:
-        lengths[place] += 1
+    best, best_rate = 0, plain * GAIN_NEEDED
+    tokens, rows, deepest, drawn = float(count), count, 0, 0
+    for taken, (negative_chance, depth, place) in enumerate(order, 1):
         tokens -= negative_chance
-        rate = tokens / round_seconds(lengths, prospects, launch, steps)
-        if rate > best_rate:
-            best, best_rate = lengths.copy(), rate
-    return LengthPlan(lengths=tuple(best), tokens_a_second=best_rate if any(best) else plain)
+        rows += 1
+        if not prospects[place].free:
+            drawn += 1
+            deepest = max(deepest, depth + 1)
+        seconds = launch.seconds(count, rows)
+        if drawn:
+            seconds += steps.seconds(deepest, drawn)
+        if tokens > best_rate * seconds:
+            best, best_rate = taken, tokens / seconds
+    lengths = [0] * count
+    for _, _, place in order[:best]:
+        lengths[place] += 1
+    return LengthPlan(lengths=tuple(lengths), tokens_a_second=best_rate if best else plain)
 
 
 def round_seconds(

@@ -49,9 +49,12 @@ class Decoding:
         # A later reservation may have sent an earlier job back to the queue.
         for group in in_launches([part for part in parts if part.job.session is not None]):
             self._attempt([part.job for part in group], partial(self._launch, group, drafts))
-        self._tally.decoded(
-            len(jobs), self._tally.generated_tokens - before, self._clock() - began_s
-        )
+        tokens, seconds = self._tally.generated_tokens - before, self._clock() - began_s
+        self._tally.decoded(len(jobs), tokens, seconds)
+        if self._speculation is not None:
+            self._speculation.finished(
+                replies=len(jobs), tokens=tokens, seconds=seconds, drafted=bool(drafts)
+            )
 
     def _plan(self, job: Job, drafts: dict[int, Draft], parts: list[Part]) -> None:
         draft = drafts.get(job.key)

@@ -2,8 +2,9 @@
 
 For every round: look the newest tokens up in each reply's own text, choose lengths for all replies
 together (decode/lengths.py), let the head draft, drop what turned out unlikely. After the round:
-learn from what stood and from what it took. When no length pays there are no drafts, and now and
-then one draft, to notice when that changes.
+learn from what stood and from what it took. When no length pays there are no drafts but a trial of
+one: soon for a new reply, ever later for one whose trials failed. What all that may lose is bounded
+by an account of measured time (decode/purse.py).
 
 Nothing here can fail a request: a fault ends drafting, not the reply.
 """
@@ -11,7 +12,7 @@ Nothing here can fail a request: a fault ends drafting, not the reply.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -33,6 +34,7 @@ from civetta.decode.lengths import (
     plan_lengths,
 )
 from civetta.decode.lookup import TextIndex
+from civetta.decode.purse import Purse
 from civetta.errors import EngineBusy
 from civetta.log import log_event
 from civetta.model.mtp import can_draft
@@ -48,8 +50,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SHORTEST_RETRY = 16
-LONGEST_RETRY = 128
-"""Rounds without drafts before one is tried again: doubles while that shows nothing new."""
+LONGEST_RETRY = 2048
+"""Rounds without drafts before a reply gets a trial again: doubles while trials fail."""
+LONGEST_REST = 7
+"""Rounds that are not even planned: while nothing pays, little has changed from one to the next."""
+TRIAL_ROUNDS = 1.0
+"""In hand for a trial; twice that for trials of all replies that are due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +76,24 @@ class Drafting:
 
 @dataclass(slots=True, kw_only=True)
 class _Reply:
-    """What is known of one reply: its tokens, and how its drafts fared."""
+    """What is known of one reply: its tokens, how its drafts fared, and when to try again."""
 
     text: TextIndex
     accepted: Acceptance
+    quiet: int = 0
+    retry_after: int = 0
+
+    def passed(self, rounds: int) -> None:
+        """So many rounds went by in which its drafts did not pay."""
+        self.quiet += rounds
+
+    def judged(self, accepted: int) -> None:
+        """After a verdict: a trial that stood is followed up at once, one that failed is not."""
+        self.quiet = 0
+        if accepted:
+            self.retry_after = 0
+        else:
+            self.retry_after = min(max(2 * self.retry_after, SHORTEST_RETRY), LONGEST_RETRY)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,21 +130,34 @@ class Speculation:
         if drafting.head is not None:
             self._mtp = MtpDrafter(drafting.head, announce)
         self._launch, self._steps = RoundCost(drafting.launches), RoundCost(drafting.steps)
-        self._accepted = Acceptance()
+        # What images make a model say is foreseen otherwise than text: neither teaches the other.
+        self._accepted = {images: Acceptance() for images in (False, True)}
         self._replies: dict[int, _Reply] = {}
-        self._quiet_rounds, self._retry_after = 0, SHORTEST_RETRY
+        self._purse = Purse()
+        self._resting, self._rest = 0, 0  # rounds still to go unplanned, of how many
         self._broken = False
 
     def propose(self, jobs: Sequence[Job]) -> dict[int, Draft]:
         """Drafts by job key, for the jobs that get any. Pages for them are reserved. Never raises."""
         drafts: dict[int, Draft] = {}
-        if self._broken:
+        if self._broken or self._rests(jobs):
             return drafts
         if self._guard(lambda: self._propose(jobs, drafts)) is not None:
             self._broken = True
             log_event(_log, logging.ERROR, "drafting_stopped", mode=self._drafting.mode)
             return {}
+        for job in jobs:
+            if job.key in drafts and not drafts[job.key].ids:
+                job.live.trim()  # of the pages for drafts that were not drawn
         return {key: draft for key, draft in drafts.items() if draft.ids}
+
+    def finished(self, *, replies: int, tokens: int, seconds: float, drafted: bool) -> None:
+        """Learn what a whole round took, with drafts in it or without."""
+        if drafted:
+            expected_s = self._launch.seconds(replies, replies)
+            self._purse.drafted(replies, tokens, seconds, expected_s=expected_s)
+        else:
+            self._purse.plain(replies, seconds)
 
     def launched(self, *, sessions: int, rows: int, seconds: float) -> None:
         """Learn what a round's launch and choice of tokens took."""
@@ -135,6 +168,7 @@ class Speculation:
         reply = self._replies.get(job.key)
         if reply is not None:
             reply.accepted.record(draft.grades, accepted, by_depth=not draft.looked_up)
+            reply.judged(accepted)
 
     # ---- a round -------------------------------------------------------------------------------
 
@@ -158,45 +192,47 @@ class Speculation:
                 self._drop_unlikely(round_, i, draft)
                 drafts[round_.jobs[i].key] = draft
 
+    def _rests(self, jobs: Sequence[Job]) -> bool:
+        """Whether this round goes unplanned: nothing paid of late, or nothing may be lost."""
+        if self._drafting.fixed:
+            return False
+        if self._resting and all(job.key in self._replies for job in jobs):
+            self._resting -= 1
+            return True
+        self._resting = 0
+        return not self._purse.open
+
     def _plan(self, jobs: Sequence[Job]) -> _Round | None:
-        """Tasks and lengths; None when nobody may draft."""
+        """Tasks and lengths; None when nobody may draft, or nothing pays."""
         self._forget(jobs)
         able = [(job, reply, most) for job in jobs for reply, most in [self._room(job)] if most]
         if not able:
             return None
-        tasks = [
-            DraftTask(
-                session=job.live,
-                next_id=job.request.generated_ids[-1],
-                params=job.request.spec.sampling,
-                history=job.begun.history,
-                text=reply.text,
-                most=most,
-            )
-            for job, reply, most in able
-        ]
+        tasks = [_task(job, reply, most) for job, reply, most in able]
         replies = [reply for _, reply, _ in able]
         prospects = [self._prospect(t, r) for t, r in zip(tasks, replies, strict=True)]
         others = [Prospect(chances=())] * (len(jobs) - len(able))
         plan = plan_lengths([*prospects, *others], self._launch, self._steps)
         if self._drafting.fixed:
-            plan = LengthPlan(lengths=tuple(t.most for t in tasks), tokens_a_second=0.0)
-        else:
-            plan = self._retried(plan, prospects)
-        return _Round(
+            plan = replace(plan, lengths=tuple(t.most for t in tasks))
+        elif not any(plan.lengths):
+            plan = self._tried(plan, prospects, replies)
+        round_ = _Round(
             jobs=[job for job, _, _ in able],
             tasks=tasks,
             replies=replies,
             prospects=prospects,
-            plan=plan,
+            plan=replace(plan, lengths=self._reserved(tasks, plan.lengths)),
         )
+        return round_ if self._worth_a_round(round_) else None
 
     def _room(self, job: Job) -> tuple[_Reply, int]:
-        """A job's books, and how many drafts it has tokens and pages for."""
+        """A job's books, and how many drafts it has tokens for."""
         request, session = job.request, job.live
         reply = self._replies.get(job.key)
         if reply is None:
-            reply = _Reply(text=TextIndex(), accepted=Acceptance(self._accepted))
+            known = self._accepted[bool(request.spec.images)]
+            reply = _Reply(text=TextIndex(), accepted=Acceptance(known))
             self._replies[job.key] = reply
         text = reply.text
         if not len(text):
@@ -205,13 +241,29 @@ class Speculation:
         most = min(self._drafting.most, session.limit - session.position - 2)
         if request.spec.max_tokens is not None:
             most = min(most, request.spec.max_tokens - len(request.generated_ids) - 1)
-        if most < 1:
-            return reply, 0
-        try:
-            session.reserve(1 + most)
-        except EngineBusy:  # drafts never take pages from anybody
-            return reply, 0
-        return reply, most
+        return reply, max(most, 0)
+
+    def _reserved(self, tasks: Sequence[DraftTask], lengths: Sequence[int]) -> tuple[int, ...]:
+        """The lengths, with pages for as many drafts as may be drawn; 0 where there are none."""
+        kept = list(lengths)
+        for place, task in enumerate(tasks):
+            if kept[place]:
+                try:
+                    task.session.reserve(1 + task.most)
+                except EngineBusy:  # drafts never take pages from anybody
+                    kept[place] = 0
+        return tuple(kept)
+
+    def _worth_a_round(self, round_: _Round) -> bool:
+        """Whether anything is drafted; if not, rest for longer than the last time."""
+        if any(round_.plan.lengths):
+            self._rest = 0
+            return True
+        for reply in round_.replies:
+            reply.passed(1 + self._rest)
+        self._rest = min(2 * self._rest + 1, LONGEST_REST)
+        self._resting = self._rest
+        return False
 
     def _prospect(self, task: DraftTask, reply: _Reply) -> Prospect:
         """What drafting may bring: from the text where that promises more than the head."""
@@ -229,19 +281,21 @@ class Speculation:
             chances.append(chance)
         return Prospect(chances=tuple(chances))
 
-    def _retried(self, plan: LengthPlan, prospects: Sequence[Prospect]) -> LengthPlan:
-        """The plan; after many rounds without drafts, one draft for one reply."""
-        if any(plan.lengths):
-            self._quiet_rounds, self._retry_after = 0, SHORTEST_RETRY
+    def _tried(
+        self, plan: LengthPlan, prospects: Sequence[Prospect], replies: Sequence[_Reply]
+    ) -> LengthPlan:
+        """The plan, with a draft for replies whose trial is due."""
+        due = [
+            place
+            for place, (prospect, reply) in enumerate(zip(prospects, replies, strict=True))
+            if prospect.chances and reply.quiet >= reply.retry_after
+        ]
+        if not due or self._purse.rounds < TRIAL_ROUNDS:
             return plan
-        self._quiet_rounds += 1
-        able = [i for i, p in enumerate(prospects) if p.chances]
-        if self._quiet_rounds < self._retry_after or not able:
-            return plan
-        self._quiet_rounds, self._retry_after = 0, min(2 * self._retry_after, LONGEST_RETRY)
-        chosen = max(able, key=lambda i: prospects[i].chances[0])
-        lengths = tuple(int(i == chosen) for i in range(len(plan.lengths)))
-        return LengthPlan(lengths=lengths, tokens_a_second=plan.tokens_a_second)
+        if self._purse.rounds < 2 * TRIAL_ROUNDS:
+            due = [max(due, key=lambda i: prospects[i].chances[0])]
+        chosen = set(due)
+        return replace(plan, lengths=tuple(int(i in chosen) for i in range(len(plan.lengths))))
 
     def _goes_on(self, round_: _Round, places: Sequence[int], nth: int, draft: Draft) -> bool:
         """Whether one more draft of a reply is worth a step and a row, by what is known now."""
@@ -298,3 +352,14 @@ class Speculation:
         if len(self._replies) > 2 * len(jobs) + 16:
             running = {job.key for job in jobs}
             self._replies = {key: r for key, r in self._replies.items() if key in running}
+
+
+def _task(job: Job, reply: _Reply, most: int) -> DraftTask:
+    return DraftTask(
+        session=job.live,
+        next_id=job.request.generated_ids[-1],
+        params=job.request.spec.sampling,
+        history=job.begun.history,
+        text=reply.text,
+        most=most,
+    )

@@ -22,49 +22,51 @@ if TYPE_CHECKING:
 class DraftRows:
     """Streams [N, W] float32 of the newest tokens, and how many head rows are true.
 
-    `written` counts rows whose next token is part of the sequence, so it is below the position.
+    `written` counts rows whose next token is part of the sequence, so it is below the position;
+    `kept` counts the tokens, the newest ones, whose streams are here.
     """
 
     def __init__(self, width: int, device: torch.device | None = None) -> None:
         self.written = 0
-        self._streams_NW = torch.zeros(0, width, device=device)
-
-    @property
-    def kept(self) -> int:
-        """Tokens whose streams are here: the newest ones."""
-        return int(self._streams_NW.shape[0])
+        self.kept = 0
+        self._joined_NW = torch.zeros(0, width, device=device)
+        self._pushed: list[Tensor] = []  # behind the joined ones; joined when they are read
 
     def lag(self, position: int) -> int:
         """Rows before `position` whose keys are still to be written and can be."""
         return min(position - self.written, self.kept)
 
     def push(self, streams_TW: Tensor) -> None:
-        """Append the streams of new tokens."""
-        self._streams_NW = torch.cat([self._streams_NW, streams_TW.float()])
+        """Append the streams of new tokens, copied: a launch's buffers are used again."""
+        self._pushed.append(streams_TW.to(torch.float32, copy=True))
+        self.kept += int(streams_TW.shape[0])
 
     def newest(self, rows: int) -> Tensor:
         """Streams [rows, W] of the newest tokens."""
         assert 0 < rows <= self.kept, "the streams of these tokens are gone"
-        return self._streams_NW[-rows:]
+        return self.tensor()[-rows:]
 
     def settle(self, position: int) -> None:
         """All rows that can be true are written: keep what a rewind may need, no more."""
         self.written = max(position - 1, 0)
-        self._streams_NW = self._streams_NW[-(REWIND_ROWS + 1) :].clone()
+        self._keep(self.tensor()[-(REWIND_ROWS + 1) :].clone())
 
     def rewind(self, tokens: int, position: int) -> None:
         """Forget the newest `tokens` tokens; `position` of them are left."""
-        kept = max(self.kept - tokens, 0)
-        self._streams_NW = self._streams_NW[:kept].clone()
+        self._keep(self.tensor()[: max(self.kept - tokens, 0)].clone())
         self.written = min(self.written, max(position - 1, 0))
 
     def tensor(self) -> Tensor:
         """All kept streams, for snapshots and tests."""
-        return self._streams_NW
+        if self._pushed:
+            self._joined_NW = torch.cat([self._joined_NW, *self._pushed])
+            self._pushed.clear()
+        return self._joined_NW
 
     def load(self, streams_NW: Tensor, written: int) -> None:
         """Take over a state stored with `tensor` and `written`."""
-        self._streams_NW, self.written = streams_NW.float().clone(), written
+        self._keep(streams_NW.float().clone())
+        self.written = written
 
     def numbers(self) -> dict[str, int]:
         """Rows that are true, and tokens whose streams are here."""
@@ -73,10 +75,13 @@ class DraftRows:
     def set_numbers(self, numbers: Mapping[str, int]) -> None:
         """Make room for another sequence's streams."""
         self.written = numbers["written"]
-        self._streams_NW = torch.zeros(
-            numbers["kept"], self._streams_NW.shape[1], device=self._streams_NW.device
-        )
+        width, device = self._joined_NW.shape[1], self._joined_NW.device
+        self._keep(torch.zeros(numbers["kept"], width, device=device))
 
     def parts(self, position: int) -> dict[str, Tensor]:  # noqa: ARG002 - as SequenceState says
         """The kept streams."""
-        return {"streams": self._streams_NW}
+        return {"streams": self.tensor()}
+
+    def _keep(self, streams_NW: Tensor) -> None:
+        self._joined_NW, self.kept = streams_NW, len(streams_NW)
+        self._pushed.clear()

@@ -1,0 +1,49 @@
+"""The account of what drafting may lose."""
+
+from __future__ import annotations
+
+from civetta.decode.purse import MOST_ROUNDS, REFRESH, SHARE, START_ROUNDS, WORST_ROUND, Purse
+
+
+def test_a_useless_head_loses_the_start_and_the_share():
+    """Each draft round takes two and a half plain ones and brings one token."""
+    purse, seconds = Purse(), 0.0
+    rounds = 5000
+    for _ in range(rounds):
+        if purse.open:
+            purse.drafted(1, 1, 2.5, expected_s=1.0)
+            seconds += 2.5
+        else:
+            purse.plain(1, 1.0)
+            seconds += 1.0
+    assert seconds <= rounds * (1 + SHARE) + START_ROUNDS + WORST_ROUND
+    assert seconds > rounds  # it is tried again and again
+
+
+def test_what_pays_stays_open_but_for_a_plain_round_now_and_then():
+    purse, plain = Purse(), 0
+    for _ in range(10 * (REFRESH + 1)):
+        if purse.open:
+            purse.drafted(2, 8, 2.0, expected_s=1.0)
+        else:
+            purse.plain(2, 1.0)
+            plain += 1
+    assert plain == 10
+    assert purse.rounds == MOST_ROUNDS
+
+
+def test_measured_rounds_count_more_than_expected_ones():
+    """The estimate says that a plain round takes ten seconds; it takes one."""
+    purse = Purse()
+    for _ in range(3):
+        purse.plain(1, 1.0)
+    before = purse.rounds
+    purse.drafted(1, 2, 4.0, expected_s=10.0)
+    assert purse.rounds < before - 1
+
+
+def test_one_stop_of_the_machine_does_not_close_it():
+    purse = Purse()
+    purse.drafted(1, 2, 1000.0, expected_s=1.0)
+    assert purse.open
+    assert purse.rounds >= START_ROUNDS - WORST_ROUND
