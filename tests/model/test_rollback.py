@@ -6,6 +6,8 @@ a snapshot can read, at the edges of blocks, pages, delta chunks and the sparse 
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +34,8 @@ EDGES = [
     136,
 ]  # a block, page = chunk, budget + 3, S moves on, page, S again
 TOKENS = 170
-IDS = [int(i) for i in np.random.default_rng(6).integers(0, 256, TOKENS)]
+BUDGET = 2048  # the real model's: a page and a chunk end there too
+IDS = [int(i) for i in np.random.default_rng(6).integers(0, 256, BUDGET + 64)]
 OPS = select("cpu", 1) if cpu.available() else REFERENCE
 
 
@@ -122,6 +125,35 @@ def test_every_length_at_every_edge(trunk, edge, accepted):
         play(trunk, session, [(7, accepted)])
         clean = opened(trunk, start + 1 + accepted)
         same(trunk, session, clean)
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory):
+    """A trunk with the real budget, and a sequence whose next round of seven passes it."""
+    config = copy.deepcopy(TINY.config)
+    config["text_config"]["indexer_budget"] = BUDGET
+    path = tmp_path_factory.mktemp("real_budget") / "hf"
+    checked = check_checkpoint(writers.write_hf(path, config, writers.stored(TINY.tensors)))
+    head = find_head(checked.checkpoint, checked.config, None)
+    trunk = build_trunk(checked, dtype=torch.float32, ops=OPS, head=head)
+    assert trunk.config.index_budget == BUDGET
+    session = trunk.store(sessions=3, context_tokens=BUDGET + 64).open()
+    trunk.forward(session, IDS[: BUDGET - 2], "none")
+    return trunk, session
+
+
+@pytest.mark.parametrize("accepted", range(8))
+def test_every_length_at_the_real_budget(prompted, accepted):
+    """Rows before, at and behind 2,048 tokens, and behind 2,051, from where blocks are chosen."""
+    trunk, prompt = prompted
+    session, clean = prompt.fork(), prompt.fork()
+    play(trunk, session, [(7, accepted)])
+    trunk.forward(clean, IDS[clean.position : session.position], "none")
+    same(trunk, session, clean)
+    follow = IDS[session.position : session.position + 9]
+    assert torch.equal(trunk.forward(session, follow, "all"), trunk.forward(clean, follow, "all"))
+    session.close()
+    clean.close()
 
 
 rounds = st.lists(
