@@ -121,7 +121,10 @@ class CacheSaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts and durations of one request (seconds)."""
+    """Token counts and durations of one request (seconds).
+
+    `draft_depths`: drafted and accepted tokens by place in a round's drafts, first to deepest.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -130,6 +133,7 @@ class Usage:
     reasoning_tokens: int = 0
     draft_tokens: int = 0
     draft_tokens_accepted: int = 0
+    draft_depths: tuple[tuple[int, int], ...] = ()
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

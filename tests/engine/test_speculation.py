@@ -94,7 +94,7 @@ def test_a_right_draft_saves_launches(bench, plain):
     assert found["ids"] == wanted[0]["ids"]
     assert head.rounds == 2  # 1 token of the prefill, then 8 a round
     assert usage.draft_tokens == usage.draft_tokens_accepted == stats.draft_tokens_total == 7 + 4
-    assert stats.draft_depths == (*[(2, 2)] * 4, *[(1, 1)] * 3)
+    assert stats.draft_depths == usage.draft_depths == (*[(2, 2)] * 4, *[(1, 1)] * 3)
     assert stats.drafts_total == 2
 
 

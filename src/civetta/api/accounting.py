@@ -60,6 +60,8 @@ def timings_payload(usage: Usage) -> dict[str, Any]:
     if usage.draft_tokens:
         timings["draft_n"] = usage.draft_tokens
         timings["draft_n_accepted"] = usage.draft_tokens_accepted
+        timings["draft_n_by_depth"] = [drafted for drafted, _ in usage.draft_depths]
+        timings["draft_n_accepted_by_depth"] = [accepted for _, accepted in usage.draft_depths]
     return timings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from civetta.api.accounting import accounts, server_timing
@@ -184,7 +185,14 @@ def together(usages: Sequence[Usage], *, per_prompt: int) -> Usage:
         reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         draft_tokens=sum(usage.draft_tokens for usage in usages),
         draft_tokens_accepted=sum(usage.draft_tokens_accepted for usage in usages),
+        draft_depths=_depths(usages),
         queue_s=max(usage.queue_s for usage in usages),
         prefill_s=max(usage.prefill_s for usage in usages),
         decode_s=max(usage.decode_s for usage in usages),
     )
+
+
+def _depths(usages: Sequence[Usage]) -> tuple[tuple[int, int], ...]:
+    """Drafted and accepted by depth, of all choices together."""
+    by_depth = zip_longest(*(usage.draft_depths for usage in usages), fillvalue=(0, 0))
+    return tuple((sum(d for d, _ in one), sum(a for _, a in one)) for one in by_depth)

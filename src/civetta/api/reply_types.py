@@ -190,6 +190,8 @@ class Timings(msgspec.Struct, kw_only=True):
     shared_prefix_wait_ms: float | UnsetType = UNSET
     draft_n: int | UnsetType = UNSET
     draft_n_accepted: int | UnsetType = UNSET
+    draft_n_by_depth: list[int] | UnsetType = UNSET
+    draft_n_accepted_by_depth: list[int] | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):

@@ -219,6 +219,7 @@ def _print_json(end: ReplyEnd, engine: TracedEngine, load_s: float) -> None:
         "reasoning_tokens": usage.reasoning_tokens,
         "draft_tokens": usage.draft_tokens,
         "draft_tokens_accepted": usage.draft_tokens_accepted,
+        "draft_depths": usage.draft_depths,
         "token_sha256": ids_sha256(engine.token_ids),
         "load_s": round(load_s, 3),
         "prefill_s": round(usage.prefill_s, 6),

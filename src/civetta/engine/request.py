@@ -148,6 +148,7 @@ class Request:
         "_submitted_s",
         "_to_prefill",
         "cached_tokens",
+        "draft_depths",
         "draft_tokens",
         "draft_tokens_accepted",
         "ended_s",
@@ -172,6 +173,7 @@ class Request:
         self.generated_ids: list[int] = []
         self.text_bytes = 0
         self.draft_tokens = self.draft_tokens_accepted = 0
+        self.draft_depths: list[tuple[int, int]] = []  # drafted, accepted
         self.ended_s: float | None = None
         self._to_prefill = len(spec.prompt_ids)
         self._cancel_cause: CancelCause | None = None
@@ -278,6 +280,11 @@ class Request:
         """Count drafted tokens that were verified, and those that stood."""
         self.draft_tokens += n_drafts
         self.draft_tokens_accepted += n_accepted
+        missing = n_drafts - len(self.draft_depths)
+        self.draft_depths += [(0, 0)] * missing
+        for depth in range(n_drafts):
+            drafted, accepted = self.draft_depths[depth]
+            self.draft_depths[depth] = (drafted + 1, accepted + (depth < n_accepted))
 
     def exhausted(self, *, context_tokens: int, max_text_bytes: int) -> bool:
         """Whether the token budget, the context or the text limit ends the reply here."""
@@ -307,6 +314,7 @@ class Request:
             cache=self.saving or CacheSaving(),
             draft_tokens=self.draft_tokens,
             draft_tokens_accepted=self.draft_tokens_accepted,
+            draft_depths=tuple(self.draft_depths),
             queue_s=prefilling_s - self._submitted_s,
             prefill_s=decoding_s - prefilling_s,
             decode_s=end_s - decoding_s,
