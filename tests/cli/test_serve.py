@@ -193,8 +193,8 @@ def test_ctrl_c_ends_with_130():
 
 def test_health_answers_while_loading_and_ctrl_c_works():
     with Serving("--log-level", "info", build="never") as serving:
-        port = serving.line("listening").split("url=")[1].split()[0]
-        response = httpx2.get(f"{port}/health")
+        url = serving.line("loading").split("health=")[1].split()[0]
+        response = httpx2.get(url)
         assert (response.status_code, response.json()["status"]) == (503, "loading model")
         assert serving.end(signal.SIGINT) == 130
 

@@ -270,14 +270,36 @@ def test_without_a_watch_a_touch_counts_as_a_change(table, kind, monkeypatch):
     store.close()
 
 
-def test_a_file_replaced_while_in_use_stays_the_old_one(store, table):
-    path = table.layout.paths[0]
-    other = path.with_suffix(".new")
-    other.write_bytes(bytes(path.stat().st_size))
-    other.replace(path)
-    assert np.array_equal(gather(store, [3, 2999]), table.stored_RB[[3, 2999]])
-    path.unlink()
-    assert np.array_equal(gather(store, [4, 2998]), table.stored_RB[[4, 2998]])
+@pytest.mark.parametrize("how", ["replaced", "removed"])
+def test_a_file_replaced_or_removed_stays_the_old_one_and_the_log_says_so_once(
+    store, table, caplog, monkeypatch, how
+):
+    monkeypatch.setattr("civetta.ngram.table_files.LOOK_S", 0.0)
+    path, rows = table.layout.paths[0], [3, 2999]
+    assert np.array_equal(gather(store, rows), table.stored_RB[rows])
+    assert "ngram_file_" not in caplog.text
+    if how == "replaced":
+        other = path.with_suffix(".new")
+        other.write_bytes(bytes(path.stat().st_size))
+        other.replace(path)
+    else:
+        path.unlink()
+    for _ in range(3):
+        assert np.array_equal(gather(store, rows), table.stored_RB[rows])
+    assert caplog.text.count(f"ngram_file_{how}") == 1
+    assert "restart to serve what is there now" in caplog.text
+    assert caplog.text.count("ngram_file_") == 1
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_called_gone(store, table, caplog, monkeypatch):
+    monkeypatch.setattr("civetta.ngram.table_files.LOOK_S", 0.0)
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(type(table.layout.paths[0]), "stat", refused)
+    assert np.array_equal(gather(store, [3]), table.stored_RB[[3]])
+    assert "ngram_file_" not in caplog.text
 
 
 def test_a_slow_disk_is_waited_for(store, table):

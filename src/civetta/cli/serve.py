@@ -129,7 +129,13 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
     )
     _adopt_uvicorn_log()
     url = base_url(listener)
-    log_event(_log, logging.INFO, "listening", url=url, model=settings.model.model or "embedded")
+    log_event(
+        _log,
+        logging.INFO,
+        "loading",
+        model=settings.model.model or "embedded",
+        health=f"{url}/health",
+    )
     loader = Loader(app, settings, server, url)
     loader.start()
     try:

@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from civetta.errors import CheckpointMalformed, ReadFailed
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from civetta.ngram.layout import TableLayout
     from civetta.ngram.reader import Failure
 
+LOOK_S = 1.0
+"""How often the paths are looked at; the open files are at every gather that reads."""
 SAMPLES = 64
 """Pages of each file that are compared when it was touched."""
 
@@ -42,6 +45,8 @@ class TableFiles:
         self.fds: list[int] = []
         self._lock = threading.Lock()
         self._touches = 0
+        self._gone: set[int] = set()  # files whose path no longer leads to them
+        self._looked_s = -LOOK_S
         self._watch: WriteWatch | None = None
         try:
             for path in self.paths:
@@ -91,7 +96,8 @@ class TableFiles:
         """`touches` now. Raises ReadFailed when a file was written to or cut since it was opened.
 
         Bytes that were read while `touches` was another one may be those of a moment between. A
-        file that was replaced by another of the same name is still the old one here.
+        file that was replaced by another of the same name, or removed, is still the old one here,
+        as the weights in memory are; the log says so once.
         """
         with self._lock:
             if len(self.fds) != len(self.paths):
@@ -106,7 +112,34 @@ class TableFiles:
                         f"{path} was changed while it was in use, so rows of the n-gram table"
                         " cannot be trusted. Put the model's file back and restart."
                     )
+            self._look_at_paths()
             return self._touches
+
+    def _look_at_paths(self) -> None:
+        """Tell, once a file, that its path leads elsewhere or nowhere."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        for number, path in enumerate(self.paths):
+            if number in self._gone:
+                continue
+            try:
+                there: os.stat_result | None = path.stat()
+            except FileNotFoundError:
+                there = None
+            except OSError:  # a folder that cannot be searched for now says nothing of the file
+                continue
+            if there is None or not os.path.samestat(there, os.fstat(self.fds[number])):
+                self._gone.add(number)
+                log_event(
+                    _log,
+                    logging.WARNING,
+                    "ngram_file_removed" if there is None else "ngram_file_replaced",
+                    path=path,
+                    rows="still read from the file that was opened",
+                    cure="restart to serve what is there now",
+                )
 
     def _is_touch(self, number: int, now: tuple[int, int]) -> bool:
         """Whether only a file's time of change is another one; it counts from now on."""
