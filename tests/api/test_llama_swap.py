@@ -55,7 +55,7 @@ def test_its_check_passes_when_the_model_is_loaded_and_not_before(tmp_path):
     )
     with Serving("--port", str(port), "--served-model-name", "nano", build=loading) as serving:
         seen = {health_of(port)}
-        serving.line("listening")
+        serving.line("loading")
         seen.add(health_of(port))
         assert seen <= {0, 503}
         assert 503 in seen
@@ -68,7 +68,7 @@ def test_its_check_passes_when_the_model_is_loaded_and_not_before(tmp_path):
 
 def test_a_swap_while_the_model_loads_ends_the_process():
     with Serving(build="never") as serving:
-        port = serving.line("listening").split("url=")[1].split()[0].rsplit(":", 1)[1]
+        port = serving.line("loading").split("health=")[1].split("/")[2].rsplit(":", 1)[1]
         assert health_of(port) == 503
         assert serving.end(signal.SIGTERM) == 0
 
