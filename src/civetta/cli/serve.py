@@ -137,9 +137,10 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
         health=f"{url}/health",
     )
     loader = Loader(app, settings, server, url)
-    loader.start()
     try:
-        server.run(sockets=[listener])
+        with server.capture_signals():  # a quick load says ready before uvicorn would handle them
+            loader.start()
+            server.run(sockets=[listener])
     finally:
         drain.cancel()
         loader.close()
