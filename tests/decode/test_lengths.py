@@ -17,8 +17,14 @@ from civetta.decode.lengths import (
     Prospect,
     RoundCost,
     plan_lengths,
-    round_seconds,
 )
+
+
+def round_seconds(lengths, prospects, launch, steps):
+    """Drafting and launch of a round with these lengths, from nothing but the lengths."""
+    drawn = [n for n, p in zip(lengths, prospects, strict=True) if n and not p.free]
+    seconds = launch.seconds(len(lengths), len(lengths) + sum(lengths))
+    return seconds + (steps.seconds(max(drawn), sum(drawn)) if drawn else 0.0)
 
 
 def cost(a, b, c):

@@ -205,12 +205,3 @@ def plan_lengths(prospects: Sequence[Prospect], launch: RoundCost, steps: RoundC
     for _, _, place in order[:best]:
         lengths[place] += 1
     return LengthPlan(lengths=tuple(lengths), tokens_a_second=best_rate if best else plain)
-
-
-def round_seconds(
-    lengths: Sequence[int], prospects: Sequence[Prospect], launch: RoundCost, steps: RoundCost
-) -> float:
-    """Drafting and launch of a round with these lengths."""
-    drawn = [n for n, p in zip(lengths, prospects, strict=True) if n and not p.free]
-    seconds = launch.seconds(len(lengths), len(lengths) + sum(lengths))
-    return seconds + (steps.seconds(max(drawn), sum(drawn)) if drawn else 0.0)
