@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from civetta.chat.json_text import SpelledFloat, parsed_float, parsed_int
+from civetta.chat.json_text import SpelledFloat, parsed_float, read_json
 
 _ALL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _DEPTH_MAX = 64
@@ -85,12 +85,7 @@ def parse_json(text: str) -> Any:
     """The JSON value of `text`, or raises ValueError, also for what JSON text cannot carry again:
     NaN, infinities, numbers out of range and lone surrogates."""
     try:
-        value = json.loads(
-            text,
-            parse_constant=_refuse_constant,
-            parse_float=parsed_float,
-            parse_int=parsed_int,
-        )
+        value = read_json(text)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -150,7 +145,3 @@ def _resolve(reference: str, root: Mapping[str, Any]) -> object:
         key = step.replace("~1", "/").replace("~0", "~")
         target = target.get(key) if isinstance(target, Mapping) else None
     return target
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

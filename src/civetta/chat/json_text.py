@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 _DEPTH_MAX = 64
 """Deeper numbers are written in their shortest form."""
@@ -39,6 +39,17 @@ def parsed_float(text: str) -> float:
 def parsed_int(text: str) -> int | float:
     """A JSON number without point and exponent. -0 has a spelling, and no integer does."""
     return SpelledFloat(text) if text == "-0" else int(text)
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text, its numbers as they were spelled.
+
+    Raises ValueError for broken JSON, NaN, infinities and numbers out of range, RecursionError for
+    nesting that Python does not read.
+    """
+    return json.loads(
+        text, parse_constant=_no_constant, parse_float=parsed_float, parse_int=parsed_int
+    )
 
 
 def json_text(value: Any) -> str:
@@ -87,3 +98,7 @@ def _written(value: Any, depth: int) -> str:
 
 def _key(key: Any) -> str:
     return json.dumps(key, ensure_ascii=False) if isinstance(key, str) else json.dumps(str(key))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

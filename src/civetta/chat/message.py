@@ -6,12 +6,11 @@ model would refuse (model.md A.10, F-21) so that a template never sees a shape i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
-from civetta.chat.json_text import parsed_float, parsed_int
+from civetta.chat.json_text import read_json
 from civetta.chat.number_spelling import respelled
 from civetta.errors import RequestInvalid
 
@@ -179,9 +178,7 @@ def parse_json_object(text: str, param: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        value = json.loads(
-            text, parse_constant=_no_constant, parse_float=parsed_float, parse_int=parsed_int
-        )
+        value = read_json(text)
     except (ValueError, RecursionError) as error:
         raise RequestInvalid(
             f"{param} is not valid JSON ({error}); send the arguments as a JSON object.",
@@ -191,10 +188,6 @@ def parse_json_object(text: str, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         _refuse(f"{param} must be a JSON object, not {type(value).__name__}.", param)
     return value
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _refuse(sentence: str, param: str, code: str = "invalid_messages") -> NoReturn:
