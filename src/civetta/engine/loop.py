@@ -129,6 +129,7 @@ class StepLoop:
             replies,
             self._tally,
             self._images,
+            chunk_tokens=limits.budget.prefill_chunk,
             attempt=self._attempt,
             clock=clock,
         )

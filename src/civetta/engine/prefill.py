@@ -14,7 +14,7 @@ from civetta.engine.protocol import Progress
 from civetta.engine.request import RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -33,7 +33,10 @@ SCORED_ROWS = 64
 
 
 class Prefill:
-    """Computes prompts, and the first token of those that are complete."""
+    """Computes prompts, and the first token of those that are complete.
+
+    `chunk_tokens`: prompt tokens that a reply may have to wait for between two of its own.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,14 @@ class Prefill:
         tally: Tally,
         images: ImageWork,
         *,
+        chunk_tokens: int,
         attempt: Attempt,
         clock: Callable[[], float],
     ) -> None:
         self._launcher, self._cache = launcher, cache
         self._replies, self._tally = replies, tally
         self._images, self._attempt, self._clock = images, attempt, clock
+        self._chunk_tokens = chunk_tokens
 
     def run(self, chunks: Sequence[tuple[Job, int]]) -> None:
         """Compute so many of each job's next prompt tokens, in one launch but for kept states.
@@ -57,20 +62,28 @@ class Prefill:
         that work is done.
         """
         left = {job.key: (job, n_tokens) for job, n_tokens in self._encoded(chunks)}
+        jobs = [job for job, _ in left.values()]
         while left:
             parts: list[Part] = []
             for job, n_tokens in left.values():
                 self._attempt([job], partial(self._plan, job, n_tokens, parts))
             # A later reservation may have sent an earlier job back to the queue.
-            for group in in_launches([part for part in parts if part.job.session is not None]):
+            parts = [part for part in parts if part.job.session is not None]
+            left = {part.job.key: left[part.job.key] for part in parts}
+            for group in in_launches(parts):
+                if self._keeps_waiting(jobs, left):
+                    return
                 self._attempt([part.job for part in group], partial(self._launch, group))
-            left = {
-                part.job.key: (part.job, n_left)
-                for part in parts
-                if (n_left := left[part.job.key][1] - len(part.ids))
-                and part.job.request.state is RequestState.PREFILLING
-                and part.rows != "all"  # its rows cost more than its tokens: a launch a step
-            }
+                _subtract(group, left)
+
+    def _keeps_waiting(self, jobs: Sequence[Job], left: Mapping[int, tuple[Job, int]]) -> bool:
+        """Whether a reply that began in this step would wait too long for its next token.
+
+        The next step deals out anew what is left then, a chunk at a time.
+        """
+        return sum(n_left for _, n_left in left.values()) > self._chunk_tokens and any(
+            job.request.state is RequestState.DECODING for job in jobs
+        )
 
     def expect(self, job: Job, n_tokens: int) -> None:
         """Have read what a job's next launch needs, which a step makes of `n_tokens` tokens."""
@@ -143,6 +156,19 @@ class Prefill:
         job.delivered_s = now_s = self._clock()
         if not job.request.generated_ids:
             self._tally.first_token(job.request.usage(now_s=now_s))
+
+
+def _subtract(group: Sequence[Part], left: dict[int, tuple[Job, int]]) -> None:
+    """Take what was launched off what the step has left; what is not to go on in it goes out."""
+    for part in group:
+        job, n_tokens = left.pop(part.job.key)
+        goes_on = (
+            n_tokens > len(part.ids)
+            and job.request.state is RequestState.PREFILLING
+            and part.rows != "all"  # its rows cost more than its tokens: a launch a step
+        )
+        if goes_on:
+            left[job.key] = (job, n_tokens - len(part.ids))
 
 
 def _sizes(job: Job, n_tokens: int) -> tuple[int, int]:
