@@ -9,6 +9,7 @@ of a size runs kernel by kernel, which compiles them; the second is captured.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -26,7 +27,7 @@ from civetta.state.device_state import DeviceState
 from civetta.state.recurrent import REWIND_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -74,6 +75,15 @@ class GpuTrunk(Trunk):
     def state_shape(self) -> StateShape:
         """Sizes of a session's state, which kernels find by address."""
         return replace(super().state_shape, addressed=True)
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Launches run kernel by kernel while the block runs."""
+        graphs, self._graphs = self._graphs, None
+        try:
+            yield
+        finally:
+            self._graphs = graphs
 
     def over(self, ops: Ops, around: Callable[[RowSource], RowSource]) -> Trunk:  # noqa: ARG002
         """Raises UsageError: the fused kernels are no table of ops."""
