@@ -208,6 +208,9 @@ def test_drafts_have_a_table_of_their_own(model: str) -> None:
     [
         (["--phases", "--speculative", "mtp"], "--phases times the network without drafts"),
         (["--phases", "--vs-args", "--speculative lookup"], "--phases times the network without"),
+        (["--profile"], "--profile lists a GPU's kernels: add --device cuda"),
+        (["--profile", "-o", "json"], "--profile writes tables in Markdown: leave -o out"),
+        (["--profile", "--speculative", "mtp"], "--profile runs the network without drafts"),
         (["-p", ""], "-p is '': give whole numbers"),
         (["-p", "1,,2"], "-p is '1,,2'"),
         (["-n", "x"], "-n is 'x'"),

@@ -10,7 +10,7 @@ import gc
 import hashlib
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from civetta.bench import gpu
 from civetta.bench.case import token_stream
 from civetta.bench.drafted import DraftedReplies
+from civetta.bench.kernel_profile import profile_kernels
 from civetta.bench.phases import PhaseTimer, timed_trunk
 from civetta.bench.usage import Usage, UsageWatch
 from civetta.decode.lengths import MOST_DRAFTS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.bench.case import Case
+    from civetta.bench.kernel_table import Ceilings, KernelRow
     from civetta.bench.subject import Subject
     from civetta.model.inputs import Rows
     from civetta.model.trunk import Trunk
@@ -102,6 +104,12 @@ def measure(case: Case, subjects: Sequence[Subject], options: Options) -> list[M
         Measurement(case=case, subject=subject, samples=tuple(kept[1:]), usage=bench.usage())
         for subject, bench, kept in zip(subjects, benches, samples, strict=True)
     ]
+
+
+def profile(case: Case, subject: Subject, options: Options, ceilings: Ceilings) -> list[KernelRow]:
+    """The kernels of one repetition of a case. Raises UsageError for a subject not on a GPU."""
+    bench = _Bench(case, subject, replace(options, phases=False, memory=False))
+    return profile_kernels(subject.trunk, bench.repeat, ceilings)
 
 
 class _Bench:

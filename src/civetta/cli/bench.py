@@ -134,6 +134,12 @@ def one_number(flag: str, low: int, high: int) -> Callable[[str], int]:
 )
 @click.option("--phases", is_flag=True, help="Time each part of the network; costs a little speed.")
 @click.option("--memory", is_flag=True, help="Watch peak memory and threads.")
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="On a GPU: a table of kernels behind the results, with time, bytes, FLOP and their share of"
+    " the roofline.",
+)
 @click.option("--plot", metavar="FILE.svg", help="Draw the rates over depth and sessions.")
 @click.option(
     "--seed",
@@ -179,6 +185,7 @@ def bench(
     vs_args: str | None,
     phases: bool,
     memory: bool,
+    profile: bool,
     plot: str | None,
     seed: int,
 ) -> int:
@@ -199,6 +206,8 @@ def bench(
         groups.append(_changed(settings, vs_args))
     if phases and any(group.drafting.speculative != "off" for group in groups):
         raise UsageError("--phases times the network without drafts: leave --speculative out.")
+    if profile:
+        _check_profile(form, groups)
     from civetta.bench.run import Options
     from civetta.bench.table import WRITERS
 
@@ -207,7 +216,42 @@ def bench(
         subjects = _load(groups, cases, held, wanted)
         writer = WRITERS[form](lambda text: click.echo(text, nl=False), head)
         options = Options(repetitions=repetitions, seed=seed, phases=phases, memory=memory)
-        return _run(cases, subjects, options, writer, drawing)
+        if profile:
+            _check_gpu(subjects)
+        status = _run(cases, subjects, options, writer, drawing)
+        if profile:
+            _write_profiles(cases, subjects, options)
+        return status
+
+
+def _check_profile(form: str, groups: list[Settings]) -> None:
+    """Raises UsageError for what a kernel table cannot stand beside."""
+    if form != "md":
+        raise UsageError("--profile writes tables in Markdown: leave -o out.")
+    if any(group.drafting.speculative != "off" for group in groups):
+        raise UsageError("--profile runs the network without drafts: leave --speculative out.")
+
+
+def _check_gpu(subjects: list[Subject]) -> None:
+    from civetta.bench.kernel_profile import require_gpu
+
+    for subject in subjects:
+        require_gpu(subject.trunk.device)
+
+
+def _write_profiles(cases: tuple[Case, ...], subjects: list[Subject], options: Options) -> None:
+    """A kernel table for every case and setting."""
+    from civetta.bench.kernel_profile import measured_ceilings
+    from civetta.bench.kernel_table import table_text
+    from civetta.bench.run import profile
+
+    ceilings = measured_ceilings()
+    for case in cases:
+        for subject in subjects:
+            setting = f", setting {subject.label}" if len(subjects) > 1 else ""
+            title = f"{case.name}, {case.sessions} sessions{setting}"
+            rows = profile(case, subject, options, ceilings)
+            click.echo("\n" + table_text(title, rows, ceilings), nl=False)
 
 
 def _random_model(

@@ -87,7 +87,9 @@ class GpuTrunk(Trunk):
 
     def over(self, ops: Ops, around: Callable[[RowSource], RowSource]) -> Trunk:  # noqa: ARG002
         """Raises UsageError: the fused kernels are no table of ops."""
-        raise UsageError("--phases times single ops, which a GPU does not run; leave it out.")
+        raise UsageError(
+            "--phases times single ops, which a GPU does not run: --profile lists its kernels."
+        )
 
     def _compute(self, pieces: Sequence[Piece], tickets: Sequence[RowTicket]) -> Tensor:
         spans = _spans(pieces)
