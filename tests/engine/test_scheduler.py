@@ -62,6 +62,14 @@ def test_a_long_prompt_takes_what_short_ones_leave():
     assert plan([], running, THREE).prefill == chunks((3, 50), (2, 30), (1, 20))
 
 
+def test_what_a_step_may_not_compute_of_a_prompt_goes_to_the_next():
+    running = [
+        Running(key=1, prompt_left=900, at_once=64),
+        Running(key=2, prompt_left=900, turn=1),
+    ]
+    assert plan([], running, THREE).prefill == chunks((1, 64), (2, 36))
+
+
 def test_the_client_that_got_least_goes_first():
     running = [
         Running(key=1, prompt_left=900, client_id="a", client_served=300),

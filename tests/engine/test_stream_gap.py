@@ -6,6 +6,9 @@ prefill, with states kept in the middle of chunks, restores and shared prefixes.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -21,9 +24,11 @@ pytestmark = pytest.mark.timeout(240)
 class Watched:
     """A loop that notes, for every token of every reply, the prompt tokens since its last one."""
 
-    def __init__(self, *, sessions, batch, chunk):
+    def __init__(self, *, sessions, batch, chunk, cache=None):
         self.gaps: list[int] = []
         self.steps = 0
+        self.booked = 0  # prompt tokens that clients were given, by the loop's account
+        self.computed_of = Counter()  # prompt tokens computed, by the token that a prompt repeats
         self._computed, self._in_round, self._last = 0, False, {}
         tokenizer = ByteTokenizer()
         self.loop = StepLoop(
@@ -37,10 +42,15 @@ class Watched:
                 end_ids=tokenizer.eog_ids,
             ),
             new_text=lambda stops: TokenText(tokenizer, stops),
-            cache=FakeCache(),
+            cache=cache or FakeCache(),
             clock=ManualClock(),
         )
         decode, accept = self.loop._decoding.run, self.loop._replies.accept
+        give = self.loop._shares.give
+
+        def booked(client_id, n_tokens):
+            self.booked += n_tokens
+            give(client_id, n_tokens)
 
         def round_of(jobs):
             self._in_round = True
@@ -54,6 +64,7 @@ class Watched:
             return accept(job, sampled)
 
         self.loop._decoding.run, self.loop._replies.accept = round_of, accepted
+        self.loop._shares.give = booked
 
     def submit(self, prompt, *, reply, client):
         self.loop.submit(ask(prompt, max_tokens=reply, ignore_eos=True, client_id=client))
@@ -67,10 +78,12 @@ class Watched:
         self.loop.check()
         self.steps += 1
         assert self.steps < 20_000, "the loop does not come to an end"
+        assert self.booked == self._computed, "a client pays for tokens that it did not get"
 
     def _count(self, session, ids):
         if not self._in_round:
             self._computed += len(ids)
+            self.computed_of[ids[0]] += len(ids)
 
 
 @pytest.mark.parametrize("readers", [1, 3])
@@ -111,3 +124,26 @@ def test_no_schedule_makes_a_reply_wait_for_more_than_a_chunk(sessions, chunk, m
             watched.step()
     watched.drain()
     assert max(watched.gaps, default=0) <= chunk
+
+
+class Grid(FakeCache):
+    """Wants a state each 100 tokens, so that no launch has more of a prompt."""
+
+    def find(self, tokens, images=()):
+        places = [*range(100, len(tokens), 100), len(tokens)]
+        point = super().find(tokens, images)
+        return replace(point, keep_at=tuple(at for at in places if at > point.cached_tokens))
+
+
+def test_a_step_that_ends_early_costs_its_clients_what_they_got_only():
+    """The second is dealt 900 tokens of a step that ends after 100: the third does not get 800."""
+    watched = Watched(sessions=3, batch=1000, chunk=50, cache=Grid())
+    for token, length in ((1, 100), (2, 900), (3, 2000)):
+        watched.submit([token] * length, reply=10**4, client=str(token))
+    watched.step()  # admits them
+    watched.step()
+    assert watched.computed_of == {1: 100, 2: 100}
+    for _ in range(24):
+        watched.step()
+        assert abs(watched.computed_of[2] - watched.computed_of[3]) <= 100
+    assert watched.computed_of[2] + watched.computed_of[3] == 100 + 24 * 50

@@ -25,7 +25,7 @@ from civetta.engine.decoding import Decoding
 from civetta.engine.finish import Finisher
 from civetta.engine.image_work import ImageWork
 from civetta.engine.launch import Launcher
-from civetta.engine.prefill import Prefill
+from civetta.engine.prefill import SCORED_ROWS, Prefill
 from civetta.engine.protocol import Finished
 from civetta.engine.replies import Replies
 from civetta.engine.request import RequestState
@@ -130,6 +130,7 @@ class StepLoop:
             self._tally,
             self._images,
             chunk_tokens=limits.budget.prefill_chunk,
+            given=self._given,
             attempt=self._attempt,
             clock=clock,
         )
@@ -260,11 +261,13 @@ class StepLoop:
             self._decoding.run([jobs[key] for key in plan.decode])
         chunks = [(jobs[chunk.key], chunk.n_tokens) for chunk in plan.prefill]
         chunks = [(job, n_tokens) for job, n_tokens in chunks if job.session is not None]
-        for job, n_tokens in chunks:
-            job.turn = self._tally.steps
-            self._shares.give(job.request.spec.client_id, n_tokens)
         if chunks:
             self._prefill.run(chunks)
+
+    def _given(self, job: Job, n_tokens: int) -> None:
+        """Book prompt tokens of this step to the client that they were computed for."""
+        job.turn = self._tally.steps
+        self._shares.give(job.request.spec.client_id, n_tokens)
 
     def _foretell(self, plan: scheduler.Plan) -> None:
         """Have read what new prefills begin with, behind the rest of this step.
@@ -305,6 +308,7 @@ class StepLoop:
                 turn=job.turn,
                 pages=_pages(max(job.live.position, job.request.prefill_tokens) + 1),
                 restoring=job.restore is not None,
+                at_once=SCORED_ROWS if job.request.scores else self._limits.budget.prefill_batch,
             )
             for job in running
         ]

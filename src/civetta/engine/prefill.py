@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 
 
 SCORED_ROWS = 64
-"""Prompt tokens a launch of a request that wants their log-probabilities: each is a row of logits."""
+"""Prompt tokens a step of a request that wants their log-probabilities: each is a row of logits."""
 
 
 class Prefill:
     """Computes prompts, and the first token of those that are complete.
 
     `chunk_tokens`: prompt tokens that a reply may have to wait for between two of its own.
+    `given(job, n_tokens)` is told what a job's client got of the step: what it was dealt and did
+    not get, because the step ended or others were in need of its pages, is not the client's.
     """
 
     def __init__(
@@ -47,13 +49,14 @@ class Prefill:
         images: ImageWork,
         *,
         chunk_tokens: int,
+        given: Callable[[Job, int], None],
         attempt: Attempt,
         clock: Callable[[], float],
     ) -> None:
         self._launcher, self._cache = launcher, cache
         self._replies, self._tally = replies, tally
         self._images, self._attempt, self._clock = images, attempt, clock
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens, self._given = chunk_tokens, given
 
     def run(self, chunks: Sequence[tuple[Job, int]]) -> None:
         """Compute so many of each job's next prompt tokens, in one launch but for kept states.
@@ -73,6 +76,8 @@ class Prefill:
             for group in in_launches(parts):
                 if self._keeps_waiting(jobs, left):
                     return
+                for part in group:
+                    self._given(part.job, len(part.ids))
                 self._attempt([part.job for part in group], partial(self._launch, group))
                 _subtract(group, left)
 
@@ -87,13 +92,14 @@ class Prefill:
 
     def expect(self, job: Job, n_tokens: int) -> None:
         """Have read what a job's next launch needs, which a step makes of `n_tokens` tokens."""
-        _, size = _sizes(job, n_tokens)
+        size = _first_launch(job, n_tokens)
         self._launcher.expect(job, job.request.next_prompt_ids(size))
 
     def _encoded(self, chunks: Sequence[tuple[Job, int]]) -> list[tuple[Job, int]]:
         waits = [(job, n_tokens) for job, n_tokens in chunks if self._images.lacks(job, n_tokens)]
         if waits:
             job, n_tokens = waits[0]
+            self._given(job, n_tokens)  # this work takes the place of its chunk
             owner = self._images.next_owner(job)
             self._attempt([owner], partial(self._images.advance, owner, n_tokens))
         waiting = {job.key for job, _ in waits}
@@ -103,7 +109,7 @@ class Prefill:
         if not self._launcher.reserve(job, n_tokens):
             return
         request, here = job.request, job.live.position
-        n_tokens, size = _sizes(job, n_tokens)
+        size = _first_launch(job, n_tokens)
         # What is left of this step comes next, or a step as long as this one.
         coming = min(n_tokens - size or n_tokens, request.prompt_left - size)
         coming = _up_to(job.next_stop(after=here + size), here + size, coming)
@@ -171,12 +177,10 @@ def _subtract(group: Sequence[Part], left: dict[int, tuple[Job, int]]) -> None:
             left[job.key] = (job, n_tokens - len(part.ids))
 
 
-def _sizes(job: Job, n_tokens: int) -> tuple[int, int]:
-    """Of `n_tokens` prompt tokens in a step: how many it computes, and how many of them first."""
+def _first_launch(job: Job, n_tokens: int) -> int:
+    """How many of the `n_tokens` prompt tokens that a step computes come in its first launch."""
     here = job.live.position
-    if job.request.scores:
-        n_tokens = min(n_tokens, SCORED_ROWS)
-    return n_tokens, _up_to(job.next_stop(after=here), here, n_tokens)
+    return _up_to(job.next_stop(after=here), here, n_tokens)
 
 
 def _up_to(stop: int | None, here: int, n_tokens: int) -> int:

@@ -36,7 +36,8 @@ class Running:
 
     `pages`: what it holds, or needs for its prompt, whichever is more.
     `client_served`: prompt tokens its client was given (shares.PrefillShares); `turn`: the step
-    that last gave it prompt tokens, or that admitted it.
+    that last gave it prompt tokens, or that admitted it. `at_once`: prompt tokens of it that one
+    step may compute.
     """
 
     key: int
@@ -46,6 +47,7 @@ class Running:
     turn: int = 0
     pages: int = 0
     restoring: bool = False
+    at_once: int = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def _chunks(prefilling: Sequence[Running], limit: int) -> tuple[PrefillChunk, ..
     order = sorted(prefilling, key=lambda r: (r.client_served, r.turn, r.prompt_left, r.key))
     chunks = []
     for request in order:
-        n_tokens = min(limit, request.prompt_left)
+        n_tokens = min(limit, request.prompt_left, request.at_once)
         if n_tokens:
             chunks.append(PrefillChunk(key=request.key, n_tokens=n_tokens))
             limit -= n_tokens
