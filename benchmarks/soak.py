@@ -13,13 +13,14 @@ processor time than one of the second, or when an answer is none of the expected
 time, clients' included, is what tells throughput where other programs share the machine; tokens are
 those computed, without those found in the cache. A token's processor time still follows what the
 others do to caches, memory and the core's second thread; so the same piece of work, which is none of
-civetta's, is timed after each round (`yardstick_ms`), and the cost of a token is also told by it.
+civetta's, is timed after each round (`yardstick_ms`).
 The cache's budget (--cache-mb) is small, so that it is full from an early round on.
 
 What grows without being used is told from what is held: `heap_used_mb` is what the C library has
 given out and not got back, `heap_free_mb` what it keeps for later, `blocks` the interpreter's own
-small objects, `nodes` and `symbols` what the cache's index remembers, of states that are gone too;
-`rss_trimmed_mb` is resident memory after the last round, without what the C library kept.
+small objects, `nodes` what the cache's index knows, `remembered` how much of it leads to states that
+are gone (in symbols of 8 bytes, bounded); `rss_trimmed_mb` is resident memory after the last round,
+without what the C library kept.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def held(engine) -> dict[str, object]:
     return {
         **found,
         "nodes": nodes,
-        "symbols": index._held,
+        "remembered": index.remembered,
         "states": stats.entries_ram,
         "cache_mb": round(stats.ram_bytes / 1e6, 1),
     }

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from civetta.cache.index import RadixIndex
+from civetta.cache import index as index_module
+from civetta.cache.index import FORGET_SHARE, NODE_SYMBOLS, RadixIndex
 from civetta.cache.keys import common_symbols
 
 REACH = 3
@@ -90,6 +91,29 @@ def test_what_is_remembered_is_bounded():
     assert index.match(array([7, *range(99)])).common == 100
     assert index.match(array([49, *range(99)])).common == 100
     assert index.match(array([8, *range(99)])).common == 0
+
+
+def test_prefixes_without_a_state_are_not_searched(monkeypatch):
+    """Thousands of conversations are gone: a look at those who stay is as short as before."""
+    walks = []
+    subtree = index_module._subtree
+    monkeypatch.setattr(index_module, "_subtree", lambda node: walks.append(1) or subtree(node))
+    bound = 200 * (NODE_SYMBOLS + 1)
+    index = RadixIndex(reach=8, remember=bound)
+    index.insert(array([1]), 0)
+    for n in range(1, 2001):
+        index.insert(array([1, n]), n)
+        index.remove(n, used_s=0.0)
+        assert index.lineages(0) == 0
+        assert index.match(array([1, n, 2])).reachable == ((0, 1),)
+        assert index.remembered <= bound
+    # each walk makes room for a quarter of what is remembered
+    assert 0 < len(walks) <= 2000 // (200 // FORGET_SHARE)
+    index.check()
+    nodes = []
+    monkeypatch.setattr(index_module, "_near", lambda node, deepest: nodes.append(1) or iter(()))
+    index.match(array([1, 1_000_000]))
+    assert not nodes, "what leads to no state is not looked at"
 
 
 def test_one_state_a_prefix():

@@ -2,7 +2,8 @@
 
 A node stands for a prefix; states are attached to the node of exactly their tokens. Nodes outlive
 their states: they tell a prefix whose state had to go from one that was never seen, and where
-traffic parts. What is remembered of that is bounded, the least recently met goes first.
+traffic parts. What is remembered of that is bounded, the least recently met goes first. Each node
+knows how many states are at and below it, so that what is only remembered costs no search.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Symbols = NDArray[np.int64]
+
+
+NODE_SYMBOLS = 64
+"""A node takes as much memory as so many symbols, beside those of its edge."""
+
+FORGET_SHARE = 4
+"""One part in so many goes at once when the bound is reached: finding the oldest is a long walk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +50,7 @@ class Match:
 
 
 class _Node:
-    __slots__ = ("children", "depth", "edge", "entry", "lost_s", "met", "parent")
+    __slots__ = ("children", "depth", "edge", "entry", "lost_s", "met", "parent", "states")
 
     def __init__(self, parent: _Node | None, edge: Symbols) -> None:
         self.parent, self.edge = parent, edge
@@ -51,10 +59,19 @@ class _Node:
         self.entry: int | None = None
         self.lost_s: float | None = None
         self.met = 0
+        self.states = 0  # at and below this node
+
+    @property
+    def weight(self) -> int:
+        """What it takes, in symbols."""
+        return NODE_SYMBOLS + len(self.edge)
 
 
 class RadixIndex:
-    """States by their symbols. `remember` bounds the symbols kept for prefixes without a state."""
+    """States by their symbols.
+
+    `remember` bounds what is kept of prefixes that lead to no state, in symbols of 8 bytes.
+    """
 
     def __init__(self, *, reach: int, remember: int = 1 << 22) -> None:
         """`reach`: a state that many symbols beyond what a prompt shares is still of use."""
@@ -62,7 +79,7 @@ class RadixIndex:
         self._nodes: dict[int, _Node] = {}
         self._reach, self._remember = reach, remember
         self._turn = 0
-        self._held = 0  # symbols on all edges
+        self._remembered = self._root.weight  # of the nodes without a state at or below them
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -70,12 +87,21 @@ class RadixIndex:
     def __contains__(self, entry: int) -> bool:
         return entry in self._nodes
 
+    @property
+    def remembered(self) -> int:
+        """What is kept of prefixes that lead to no state, in symbols."""
+        return self._remembered
+
     def insert(self, key: Symbols, entry: int) -> None:
         """Attach a state; its place must be free."""
         node = self._place(key)
         assert node.entry is None, "two states of one prefix"
         node.entry, node.lost_s = entry, None
         self._nodes[entry] = node
+        for step in (node, *_ancestors(node)):
+            if not step.states:
+                self._remembered -= step.weight
+            step.states += 1
         self._forget()
 
     def at(self, key: Symbols) -> int | None:
@@ -87,6 +113,10 @@ class RadixIndex:
         """Detach a state, last used at `used_s`; its prefix is remembered for a while."""
         node = self._nodes.pop(entry)
         node.entry, node.lost_s = None, used_s
+        for step in (node, *_ancestors(node)):
+            step.states -= 1
+            if not step.states:
+                self._remembered += step.weight
         self._forget()
 
     def parent_entry(self, entry: int) -> int | None:
@@ -98,7 +128,7 @@ class RadixIndex:
 
     def lineages(self, entry: int) -> int:
         """How many ways on from this state lead to other states: 0 at the end of a conversation."""
-        return sum(_has_entry(child) for child in self._nodes[entry].children.values())
+        return sum(child.states > 0 for child in self._nodes[entry].children.values())
 
     def depth(self, entry: int) -> int:
         """Symbols of a state."""
@@ -128,9 +158,11 @@ class RadixIndex:
 
     def check(self) -> None:
         """Prove that the tree is one."""
-        found, held = {}, 0
+        found, remembered = {}, 0
         for node in _subtree(self._root):
-            held += len(node.edge)
+            below = sum(child.states for child in node.children.values())
+            assert node.states == below + (node.entry is not None), "states do not add up"
+            remembered += 0 if node.states else node.weight
             if node.entry is not None:
                 found[node.entry] = node
             for first, child in node.children.items():
@@ -138,7 +170,8 @@ class RadixIndex:
                 assert int(child.edge[0]) == first, "a child under a wrong symbol"
                 assert child.depth == node.depth + len(child.edge), "a depth does not add up"
         assert found == self._nodes, "states in the tree and in the table differ"
-        assert held == self._held, "symbols do not add up"
+        assert remembered == self._remembered, "what is remembered does not add up"
+        assert remembered <= self._remember, "more is remembered than the bound"
 
     # ---- walking -------------------------------------------------------------------------------
 
@@ -167,7 +200,7 @@ class RadixIndex:
             if step.entry is not None:
                 yield step.entry, step.depth
             for child in step.children.values():
-                if child is not came_from:
+                if child.states and child is not came_from:
                     for entry in _near(child, step.depth + self._reach):
                         yield entry, step.depth
             came_from = step
@@ -180,7 +213,7 @@ class RadixIndex:
         if shared < len(key):
             child = _Node(node, key[shared:].copy())
             node.children[int(child.edge[0])] = child
-            self._held += len(child.edge)
+            self._remembered += child.weight
             node = child
         self._turn += 1
         node.met = self._turn
@@ -193,24 +226,27 @@ class RadixIndex:
         parent.children[int(middle.edge[0])] = middle
         child.parent, child.edge = middle, child.edge[within:].copy()
         middle.children[int(child.edge[0])] = child
-        middle.met = child.met
+        middle.met, middle.states = child.met, child.states
+        if not middle.states:
+            self._remembered += NODE_SYMBOLS
         return middle
 
     def _forget(self) -> None:
-        """Drop the longest-unmet leaves without a state until the bound holds."""
-        if self._held <= self._remember:
+        """When the bound is reached, drop the longest-unmet leaves that lead to no state."""
+        if self._remembered <= self._remember:
             return
+        enough = self._remember - self._remember // FORGET_SHARE
         idle = sorted(
-            (n for n in _subtree(self._root) if n.entry is None and not n.children and n.parent),
+            (node for node in _subtree(self._root) if not (node.states or node.children)),
             key=lambda node: node.met,
         )
         for leaf in idle:
             node: _Node | None = leaf
-            while node is not None and node.parent and node.entry is None and not node.children:
+            while node is not None and node.parent and not (node.states or node.children):
                 del node.parent.children[int(node.edge[0])]
-                self._held -= len(node.edge)
+                self._remembered -= node.weight
                 node = node.parent
-            if self._held <= self._remember:
+            if self._remembered <= enough:
                 return
 
 
@@ -232,10 +268,6 @@ def _subtree(node: _Node) -> Iterator[_Node]:
         stack.extend(node.children.values())
 
 
-def _has_entry(node: _Node) -> bool:
-    return any(below.entry is not None for below in _subtree(node))
-
-
 def _near(node: _Node, deepest: int) -> Iterator[int]:
     """States at and below a node down to a depth."""
     stack = [node] if node.depth <= deepest else []
@@ -243,4 +275,4 @@ def _near(node: _Node, deepest: int) -> Iterator[int]:
         step = stack.pop()
         if step.entry is not None:
             yield step.entry
-        stack.extend(child for child in step.children.values() if child.depth <= deepest)
+        stack.extend(c for c in step.children.values() if c.states and c.depth <= deepest)
