@@ -18,7 +18,7 @@ START = """
 import sys, time, threading
 sys.path.insert(0, {tests!r})
 from fake_engine import FakeEngine
-from civetta.cli import engine_setup
+from civetta.cli import engine_setup, serve
 from civetta.cli.main import main
 from civetta.errors import CheckpointNotFound
 
@@ -40,6 +40,20 @@ def engine(settings):
     made.ended.release = lambda: (ended(), write(f"ENDED {{made.finished[-1].reason}}\\n"))
     return made
 
+def stuck(settings):
+    from civetta.engine.engine import Engine
+    from engine.fakes import ByteTokenizer, FakeModel, info
+
+    def hang(session, ids):
+        sys.stderr.write("STARTED\\n")
+        threading.Event().wait()
+
+    model = FakeModel(lambda ids: 97, on_forward=hang)
+    return Engine(
+        model, info(), tokenizer=ByteTokenizer(), template=None, options=settings.engine
+    )
+
+serve.TELL_S = {tell_s}
 engine_setup.build_engine = {build}
 main()
 """
@@ -48,8 +62,10 @@ main()
 class Serving:
     """A server process; reads its stderr on a thread."""
 
-    def __init__(self, *flags, build="engine", reply="hello", token_s=0.0):
-        code = START.format(tests=str(TESTS), reply=reply, token_s=token_s, build=build)
+    def __init__(self, *flags, build="engine", reply="hello", token_s=0.0, tell_s=5):
+        code = START.format(
+            tests=str(TESTS), reply=reply, token_s=token_s, build=build, tell_s=tell_s
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "serve", "-p", "0", *flags],
             stdout=subprocess.PIPE,
@@ -182,6 +198,25 @@ def test_delete_ends_a_request_from_another_connection():
         assert deleted.json()["aborted"]
         assert json.loads(rest[-1][6:])["error"]["code"] == "request_aborted"
         assert serving.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGINT)])
+def test_a_step_that_never_ends_is_left_behind(signals):
+    """The wait is bounded: by what a step may take, and a second signal makes it short."""
+    longest_ms = "200" if len(signals) == 1 else "3600000"
+    flags = ("--drain-timeout", "0.1", "--stall-timeout-ms", longest_ms)
+    with Serving(*flags, build="stuck", tell_s=0.5) as serving:
+        url = f"{serving.url}/v1/completions"
+        with httpx2.stream("POST", url, json={"prompt": "x", "stream": True}) as response:
+            request_id = response.headers["x-request-id"]
+            serving.line("STARTED")
+            for sig in signals:
+                serving.process.send_signal(sig)
+            assert serving.end(timeout_s=60) == 1
+        line = serving.line("left_stuck")
+        assert f"running={request_id}" in line
+        assert "a step or a write hangs" in line
+        assert not [line for line in serving.lines if "Traceback" in line]
 
 
 def test_ctrl_c_ends_with_130():

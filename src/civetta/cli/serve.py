@@ -1,11 +1,13 @@
 """`civetta serve`: the HTTP API on one address, until SIGTERM or Ctrl+C.
 
 It listens before it loads, so that health checks answer (503) meanwhile and a taken port is
-told at once. SIGTERM stops listening, lets running replies end for --drain-timeout at most, and exits 0.
+told at once. SIGTERM stops listening, lets running replies end for --drain-timeout at most, and exits 0;
+1 when a step hung and was left behind (way_out.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -24,6 +26,7 @@ from civetta.api.app import build_app
 from civetta.api.connection import ConnectionConfig
 from civetta.cli import engine_setup
 from civetta.cli.options import settings_command
+from civetta.cli.way_out import WayOut
 from civetta.errors import ListenError, UsageError
 from civetta.log import log_event
 
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 TELL_S = 5
 """After the drain: time to tell the clients of replies that were cut off."""
+
+STEP_S = 60.0
+"""What a step may take at the end where --stall-timeout-ms does not say when it hangs."""
 
 STUCK_MS = 120_000
 """A client that takes no byte of what waits for it for so long is given up."""
@@ -119,13 +125,19 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
 
     drain = threading.Timer(drain_s, cut_off)
     drain.daemon = True
+    way_out = WayOut(
+        lambda: loader.engine,
+        begin=drain.start,
+        longest_s=longest_end_s(settings),
+        short_s=TELL_S,
+    )
     server = Server(
         ConnectionConfig(
             app,
             settings.server,
             timeout_graceful_shutdown=math.ceil(drain_s) + TELL_S,
         ),
-        on_exit=drain.start,
+        on_exit=way_out.signalled,
     )
     _adopt_uvicorn_log()
     url = base_url(listener)
@@ -144,6 +156,7 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
     finally:
         drain.cancel()
         loader.close()
+        way_out.close()
         if app.state.responses is not None:
             app.state.responses.close()
     if loader.error is not None:
@@ -151,8 +164,20 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
     return EXIT_INTERRUPTED if signal.SIGINT in server.signals else 0
 
 
+def longest_end_s(settings: Settings) -> float:
+    """Seconds from SIGTERM on after which a server that still runs hangs.
+
+    Replies end, those that were cut off are told, a step ends, the cache's writes end.
+    """
+    step_s = settings.engine.stall_timeout_ms / 1000 or STEP_S
+    return 2 * settings.server.drain_timeout + TELL_S + step_s
+
+
 class Server(uvicorn.Server):
-    """uvicorn, remembering the signals it got instead of raising them again at the end."""
+    """uvicorn, remembering the signals it got instead of raising them again at the end.
+
+    `on_exit()` is told of each, in the midst of anything.
+    """
 
     def __init__(self, config: uvicorn.Config, *, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
@@ -171,11 +196,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain; a second signal ends it."""
-        if self.signals:
-            self.force_exit = True
-        else:
-            self._on_exit()
         self.signals.append(sig)
+        self.force_exit = self.force_exit or len(self.signals) > 1
+        self._on_exit()
         super().handle_exit(sig, frame)
 
 
@@ -184,7 +207,7 @@ class Loader:
 
     def __init__(self, app: Starlette, settings: Settings, server: Server, url: str) -> None:
         self._app, self._settings, self._server, self._url = app, settings, server, url
-        self._engine: EngineClient | None = None
+        self.engine: EngineClient | None = None
         self._thread = threading.Thread(target=self._load, name="civetta-load", daemon=True)
         self.error: BaseException | None = None
 
@@ -194,13 +217,13 @@ class Loader:
 
     def close(self) -> None:
         """Stop the engine if there is one; a load under way is left to die with the process."""
-        if self._engine is not None:
-            self._engine.close()
+        if self.engine is not None:
+            self.engine.close()
 
     def _load(self) -> None:
         started = time.monotonic()
         try:
-            self._engine = engine_setup.build_engine(self._settings)
+            self.engine = engine_setup.build_engine(self._settings)
         except Exception as error:  # noqa: BLE001 - the thread's root: the main thread raises it
             self.error = error
             self._server.should_exit = True
@@ -209,8 +232,8 @@ class Loader:
         # tenths of a second in the midst of everybody's tokens.
         gc.collect()
         gc.freeze()
-        self._app.state.engine = self._engine
-        announce(self._settings, self._engine, self._url, time.monotonic() - started)
+        self._app.state.engine = self.engine
+        announce(self._settings, self.engine, self._url, time.monotonic() - started)
 
 
 def announce(settings: Settings, engine: EngineClient, url: str, load_s: float) -> None:
@@ -263,5 +286,10 @@ def _adopt_uvicorn_log() -> None:
     logger.setLevel(max(logging.WARNING, own.level))
     logger.propagate = False
     logging.getLogger("uvicorn.error").addFilter(
-        lambda record: not str(record.msg).startswith(_CLIENTS_FAULTS)
+        lambda record: not (str(record.msg).startswith(_CLIENTS_FAULTS) or _was_cancelled(record))
     )
+
+
+def _was_cancelled(record: logging.LogRecord) -> bool:
+    """Whether a record tells of a request that the end of serving broke off."""
+    return record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
