@@ -79,6 +79,23 @@ class Grammar:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaGap:
+    """A keyword of a request's schema that is not carried out; with an empty one the whole schema.
+
+    `place` is the path of the schema in the request, which may hold names that the client made up;
+    `keyword` is JSON schema's own.
+    """
+
+    place: str
+    keyword: str
+
+    @property
+    def path(self) -> str:
+        """What is not carried out, as a path in the request."""
+        return f"{self.place}.{self.keyword}" if self.keyword else self.place
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
     """What part of a reply has to be a text of a grammar; data alone, `decode.guide` carries it out.
@@ -86,13 +103,15 @@ class Constraint:
     starts "answer": from behind the thought (from the first token without one) to the reply's end.
     starts "call": behind every `<tool_call>` of the answer, until the grammar's text may end;
     between calls the reply is free, and after `calls_max` of them only its end may follow.
-    `param` names the field of the request that asked for it, for errors.
+    `param` names the field of the request that asked for it, for errors. `gaps` is what its schemas
+    ask and the grammar does not hold.
     """
 
     grammar: Grammar
     starts: Literal["answer", "call"] = "answer"
     calls_max: int | None = None
     param: str = "response_format"
+    gaps: tuple[SchemaGap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

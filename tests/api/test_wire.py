@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from civetta.api.ignored import header_of
 from civetta.api.wire import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     BadJson,
     decode,
     error_payload,
-    ignored_header,
     parse_json,
 )
 from civetta.errors import ContextOverflow, EngineBusy, ModelNotFound, RequestInvalid
@@ -135,11 +135,11 @@ def test_unknown_fields_can_be_dropped_and_are_reported():
     assert fields.items[0].parts == [Part(a=1)]
     assert fields.free == {"y": 1}
     assert dropped == ["items[0].q", "items[0].parts[0].w", "z"]
-    assert ignored_header(dropped) == {"X-Civetta-Ignored": "items[0].q, items[0].parts[0].w, z"}
+    assert header_of(dropped) == {"X-Civetta-Ignored": "items[0].q, items[0].parts[0].w, z"}
 
 
 def test_header_of_dropped_fields_is_one_ascii_line():
-    header = ignored_header(["a\nb", "ü"])["X-Civetta-Ignored"]
+    header = header_of(["a\nb", "ü"])["X-Civetta-Ignored"]
     assert header.isascii()
     assert "\n" not in header
 

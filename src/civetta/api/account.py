@@ -32,7 +32,16 @@ class Traffic:
 class Account:
     """One request's books. `began_s` is when it arrived, on the monotonic clock."""
 
-    __slots__ = ("_flowing", "_trace", "began_s", "error_code", "reason", "request_id", "usage")
+    __slots__ = (
+        "_flowing",
+        "_trace",
+        "began_s",
+        "error_code",
+        "reason",
+        "request_id",
+        "schema_ignored",
+        "usage",
+    )
 
     def __init__(self, request_id: str, trace: Trace | None) -> None:
         self.request_id = request_id
@@ -40,6 +49,7 @@ class Account:
         self.usage: Usage | None = None
         self.reason: str | None = None
         self.error_code: str | None = None
+        self.schema_ignored: tuple[str, ...] = ()
         self._trace = trace
         self._flowing = False
 
@@ -77,9 +87,13 @@ class Account:
 
     def figures(self) -> dict[str, object]:
         """What the log line and the trace say of a generation; empty for other requests."""
-        usage = self.usage
+        usage, ignored = self.usage, ",".join(self.schema_ignored) or None
         if usage is None:
-            return {"reason": self.reason, "error": self.error_code}
+            return {
+                "reason": self.reason,
+                "error": self.error_code,
+                "schema_ignored": ignored,
+            }
         timings = timings_payload(usage)
         drafts = f"{usage.draft_tokens_accepted}/{usage.draft_tokens}"
         return {
@@ -96,6 +110,7 @@ class Account:
             "pp": round(timings["prompt_per_second"], 1),
             "tg": round(timings["predicted_per_second"], 1),
             "drafts": drafts if usage.draft_tokens else None,
+            "schema_ignored": ignored,
         }
 
 

@@ -12,9 +12,10 @@ from civetta.api.chat_fields import ChatFields, conversation_of, template_option
 from civetta.api.choices import Choices, ChoicesEncoder, check_choices
 from civetta.api.delivery import Delivery, broken_off
 from civetta.api.fields import bias_of, budget_of, sampling_of, stops_of
+from civetta.api.ignored import ignored_header
 from civetta.api.logprobs import chat_entry
 from civetta.api.service import check_model, engine_of, model_id
-from civetta.api.wire import event, ignored_header, read_request
+from civetta.api.wire import event, read_request
 from civetta.chat.json_text import json_text
 from civetta.chat.reply import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from civetta.engine.client import ReplyDelta, ReplyEnd, ReplyEvent
@@ -60,14 +61,18 @@ async def chat_completions(request: Request) -> Delivery[Any]:
         )
         for index in range(n)
     ]
+    if n == 1:
+        streams = [await client.generate(conversation, options)]
+    else:
+        streams = await client.generate_choices(conversation, options, n)
+    constraint = streams[0].request.constraint
     delivery: dict[str, Any] = {
         "stream": bool(fields.stream),
         "pace": request.app.state.pace,
-        "headers": ignored_header(dropped + unused),
+        "headers": ignored_header(request, dropped + unused, constraint),
     }
     if n == 1:
-        return Delivery(await client.generate(conversation, options), encoders[0], **delivery)
-    streams = await client.generate_choices(conversation, options, n)
+        return Delivery(streams[0], encoders[0], **delivery)
     encoder = ChoicesEncoder(encoders, per_prompt=n, include_usage=fields.wants_usage)
     return Delivery(Choices(streams), encoder, **delivery)
 

@@ -19,11 +19,12 @@ from civetta.api.fields import (
     neutral,
 )
 from civetta.api.format_fields import FormatFields, format_of
+from civetta.api.ignored import ignored_header
 from civetta.api.logprobs import LegacyLogprobs
 from civetta.api.plain_request import constraint_for, plain_request
 from civetta.api.prompt_ids import several_prompt_ids
 from civetta.api.service import check_model, engine_of, model_id
-from civetta.api.wire import event, ignored_header, read_request
+from civetta.api.wire import event, read_request
 from civetta.chat.tokenizer import IncrementalDecoder
 from civetta.engine.client import choices_of, submit_all
 from civetta.engine.protocol import (
@@ -103,7 +104,7 @@ async def completions(request: Request) -> Delivery[Event] | Delivery[Numbered[E
     delivery: dict[str, Any] = {
         "stream": bool(fields.stream),
         "pace": request.app.state.pace,
-        "headers": ignored_header(dropped),
+        "headers": ignored_header(request, dropped, first.constraint),
     }
     if one:
         return Delivery(streams[0], encoders[0], **delivery)

@@ -19,12 +19,13 @@ from civetta.api.fields import (
     neutral,
     refuse,
 )
+from civetta.api.ignored import ignored_header
 from civetta.api.llama_bias import llama_bias
 from civetta.api.logprobs import llama_entry
 from civetta.api.plain_request import constraint_for, plain_request
 from civetta.api.prompt_ids import mixed_prompt_ids
 from civetta.api.service import check_model, engine_of, model_id
-from civetta.api.wire import event, ignored_header, read_request
+from civetta.api.wire import event, read_request
 from civetta.chat.answer_format import AnswerFormat
 from civetta.engine.protocol import Event, Finished, GenerateRequest, Progress, TokenEvent
 from civetta.types import FinishReason
@@ -127,7 +128,7 @@ async def llama_completion(request: Request) -> Delivery[Event]:
         encoder,
         stream=bool(fields.stream),
         pace=request.app.state.pace,
-        headers=ignored_header(dropped),
+        headers=ignored_header(request, dropped, constraint),
         framing=LlamaFraming(),
     )
 

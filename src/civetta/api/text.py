@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from civetta.api.chat_fields import ChatFields, conversation_of, template_options
+from civetta.api.ignored import ignored_header
 from civetta.api.service import check_model, engine_of
-from civetta.api.wire import ignored_header, json_response, read_request
+from civetta.api.wire import json_response, read_request
 from civetta.errors import RequestInvalid
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ async def tokenize(request: Request) -> Response:
         max_model_len=engine.info.context_tokens,
         token_strs=strings,
     )
-    return json_response(reply, headers=ignored_header(dropped))
+    return json_response(reply, headers=ignored_header(request, dropped))
 
 
 async def detokenize(request: Request) -> Response:
@@ -111,7 +112,7 @@ async def detokenize(request: Request) -> Response:
         )
     text = engine.tokenizer.decode(fields.tokens)
     return json_response(
-        DetokenizeReply(content=text, prompt=text), headers=ignored_header(dropped)
+        DetokenizeReply(content=text, prompt=text), headers=ignored_header(request, dropped)
     )
 
 
@@ -131,7 +132,7 @@ async def apply_template(request: Request) -> Response:
     options = template_options(fields, settings.reasoning)
     rendered = await asyncio.to_thread(engine.template.render, conversation, options)
     reply = TemplateReply(prompt=rendered.text, thinking=rendered.opens_thinking)
-    return json_response(reply, headers=ignored_header(dropped + unused))
+    return json_response(reply, headers=ignored_header(request, dropped + unused))
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> Piece:

@@ -44,7 +44,6 @@ Parsing holds the interpreter, so that what it may meet is bounded before."""
 SHOWN_CHARS = 200
 SMALL_BODY_BYTES = 65_536
 BODY_TIMEOUT_S = 120
-IGNORED_HEADER = "X-Civetta-Ignored"
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 # A string that does not end reaches to the end of the body: one pass, whatever the bytes.
@@ -83,12 +82,6 @@ async def read_request(
     # On a thread, so that no stream waits; one at a time, for a tree takes many times its text.
     async with request.app.state.parsing:
         return await asyncio.to_thread(read)
-
-
-def ignored_header(paths: list[str]) -> dict[str, str]:
-    """The header that names fields which had no effect; none when there are none."""
-    shown = ", ".join(ascii(path)[1:-1] for path in paths)
-    return {IGNORED_HEADER: shown[:2000]} if paths else {}
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -77,7 +77,7 @@ class _Admission:
             return _ALL
         if reference not in self._known:
             self._known[reference] = _ALL  # what a cycle back to it reads
-            self._known[reference] = self.types_of(_resolve(reference, self._root), depth + 1)
+            self._known[reference] = self.types_of(referenced(reference, self._root), depth + 1)
         return self._known[reference]
 
 
@@ -91,6 +91,17 @@ def parse_json(text: str) -> Any:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return value
+
+
+def referenced(reference: str, root: Mapping[str, Any]) -> object:
+    """What a reference within `root` (`#/$defs/...`) points to; None for nothing."""
+    if not reference.startswith("#"):
+        return None
+    target: object = root
+    for step in reference[1:].split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        target = target.get(key) if isinstance(target, Mapping) else None
+    return target
 
 
 def _typed(text: str, types: frozenset[str]) -> Any:
@@ -135,13 +146,3 @@ def _widened(names: set[str]) -> frozenset[str]:
     if not known:  # a type this reader does not know says nothing
         return _ALL
     return known | {"integer"} if "number" in known else known
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> object:
-    if not reference.startswith("#"):
-        return None
-    target: object = root
-    for step in reference[1:].split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        target = target.get(key) if isinstance(target, Mapping) else None
-    return target

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from civetta.chat.coerce import admitted_types
 from civetta.chat.json_text import json_text
 from civetta.chat.schema import AS_RENDERED, with_layout
-from civetta.chat.tool_strings import is_bounded, text_terminal
+from civetta.chat.tool_strings import text_bounds
 from civetta.chat.tools import CALL_CLOSE, CALL_OPEN
 
 if TYPE_CHECKING:
@@ -79,6 +79,16 @@ def takes_text(schema: object, root: Mapping[str, Any]) -> bool:
     return _choices(schema) is None and "string" in admitted_types(schema, root)
 
 
+def lists_values(schema: object) -> bool:
+    """Whether the parameter is written as one of the values that its schema lists."""
+    return _choices(schema) is not None
+
+
+def is_key(key: object) -> bool:
+    """Whether the syntax can name the parameter."""
+    return isinstance(key, str) and key == key.strip() != "" and not set(key) & set("<>\n\r")
+
+
 def _tail(tools: Sequence[ToolSpec], loose: Iterable[LooseParameter]) -> str:
     names = " | ".join(f"t{index}" for index in range(len(tools)))
     known = frozenset(loose)
@@ -101,8 +111,8 @@ class _Tool:
         declared = dict(properties) if isinstance(properties, Mapping) else {}
         required = root.get("required")
         needed = [k for k in required if k in declared] if isinstance(required, list) else []
-        needed = [key for key in dict.fromkeys(needed) if _is_key(key)]
-        others = [key for key in declared if key not in needed and _is_key(key)]
+        needed = [key for key in dict.fromkeys(needed) if is_key(key)]
+        others = [key for key in declared if key not in needed and is_key(key)]
         self._keys = [*needed, *others]
         self._declared = declared
         self._needed = min(len(needed), COUNTED_PARAMETERS)
@@ -139,10 +149,10 @@ class _Tool:
     def _parameter(self, name: str, head: str, schema: object, key: str | None) -> list[str]:
         label = f"{self._label}_{name}"
         more, last = f"{self._label}_more::_", self._may_end()
-        if takes_text(schema, self._root) and self._is_bounded(schema, key):
-            assert isinstance(schema, Mapping), "what is bounded is a mapping"
-            return self._bounded_text(label, head, schema)
         if takes_text(schema, self._root):
+            terminal = None if self._is_loose(key) else text_bounds(schema, self._root).terminal
+            if terminal is not None:
+                return self._bounded_text(label, head, terminal)
             return [
                 f"{label}::_: {head} text_more {more}{self._may_go_on()} | {head} text_last{last}"
             ]
@@ -153,19 +163,18 @@ class _Tool:
             f"{value}: {self._value(schema, key)}",
         ]
 
-    def _is_bounded(self, schema: object, key: str | None) -> bool:
-        loose = key is not None and LooseParameter(self._tool.name, key) in self._loose
-        return not loose and is_bounded(schema)
+    def _is_loose(self, key: str | None) -> bool:
+        return key is not None and LooseParameter(self._tool.name, key) in self._loose
 
-    def _bounded_text(self, label: str, head: str, schema: Mapping[str, Any]) -> list[str]:
-        """The rules of a text that has a pattern, lengths or a format."""
+    def _bounded_text(self, label: str, head: str, terminal: str) -> list[str]:
+        """The rules of a text of which something is asked."""
         more, last = f"{self._label}_more::_", self._may_end()
         text = f"{label.upper()}_TEXT"
         return [
             f"{label}::_: {head} {label}_m {more}{self._may_go_on()} | {head} {label}_l{last}",
             f"{label}_m[lazy]: {text} {_quoted(_MORE)}",
             f"{label}_l[lazy]: {text} {_quoted(_LAST)}",
-            f"{text}: {text_terminal(schema)}",
+            f"{text}: {terminal}",
         ]
 
     def _may_end(self) -> str:
@@ -182,7 +191,7 @@ class _Tool:
             texts = [v if isinstance(v, str) else json_text(v) for v in choices]
             return " | ".join(map(_quoted, dict.fromkeys(texts)))
         types = admitted_types(schema, self._root)
-        if key is not None and LooseParameter(self._tool.name, key) in self._loose:
+        if self._is_loose(key):
             schema = {"type": sorted(types)}
         elif isinstance(schema, Mapping) and set(schema) <= {
             "type",
@@ -199,18 +208,13 @@ class _Tool:
 
 
 def _choices(schema: object) -> list[Any] | None:
-    """The values that a schema lists, when the list is all that it says of them."""
+    """The values that a schema lists; the list is then all that is read of it."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
     return values if isinstance(values, list) and values else None
-
-
-def _is_key(key: object) -> bool:
-    """Whether the syntax can name the parameter."""
-    return isinstance(key, str) and key == key.strip() != "" and not set(key) & set("<>\n\r")
 
 
 def _inline(grammar: Grammar) -> str:

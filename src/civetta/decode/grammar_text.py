@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from civetta.errors import RequestInvalid
 from civetta.types import Grammar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from llguidance import LLParserLimits
 
@@ -19,16 +20,54 @@ def json_grammar(schema: Mapping[str, Any]) -> Grammar:
     return Grammar(kind="json_schema", text=json.dumps(schema))
 
 
-def problem_of(grammar: Grammar, param: str = "response_format") -> str | None:
-    """What is wrong with a grammar, whatever the vocabulary; None when it can be compiled."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the engine says of a grammar: what is wrong with it, and what of a schema it passes over.
+
+    `keywords` are JSON schema's names; `formats` are values of `format`. Either stands for every
+    place in the grammar where it is found.
+    """
+
+    problem: str | None = None
+    keywords: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
+
+
+def verdict_on(grammar: Grammar, param: str = "response_format") -> Verdict:
+    """What there is to say of a grammar, whatever the vocabulary."""
     from llguidance import LLMatcher
 
     try:
         text = engine_text(grammar, param)
     except RequestInvalid as error:
-        return error.message
+        return Verdict(error.message)
     found, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=work_limits())
-    return first_line(messages[0]) if found else None
+    if found:
+        return Verdict(first_line(messages[0]))
+    return _passed_over(messages)
+
+
+def problem_of(grammar: Grammar, param: str = "response_format") -> str | None:
+    """What is wrong with a grammar, whatever the vocabulary; None when it can be compiled."""
+    return verdict_on(grammar, param).problem
+
+
+def _passed_over(messages: Sequence[str]) -> Verdict:
+    """The engine's warnings, which are sentences, as names."""
+    keywords, formats = set[str](), set[str]()
+    for message in messages:
+        kind, _, named = message.partition(": ")
+        if kind == "Unimplemented keys":
+            keywords |= set(json.loads(named))
+        elif kind == "Unknown format":
+            formats.add(named)
+        elif message.startswith("oneOf"):
+            keywords.add("oneOf")
+        elif message.startswith("min/maxProperties"):
+            keywords |= {"minProperties", "maxProperties"}
+        else:
+            keywords.add("")  # nothing that is known: the whole of it
+    return Verdict(None, frozenset(keywords), frozenset(formats))
 
 
 def engine_text(grammar: Grammar, param: str) -> str:

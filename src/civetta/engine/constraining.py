@@ -15,8 +15,9 @@ from civetta.chat.tool_grammar import (
     parameter_schema,
     takes_text,
 )
-from civetta.chat.tool_strings import is_bounded, text_terminal, unknown_format
-from civetta.decode.grammar_text import json_grammar, problem_of
+from civetta.chat.tool_strings import text_bounds
+from civetta.decode.grammar_text import json_grammar, verdict_on
+from civetta.engine.schema_gaps import format_gaps, tool_gaps
 from civetta.errors import RequestInvalid
 from civetta.types import Constraint, Grammar
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from civetta.chat.answer_format import AnswerFormat, ToolChoice
     from civetta.chat.message import ToolSpec
     from civetta.engine.client import ReplyOptions
+    from civetta.types import SchemaGap
 
-_problem = lru_cache(maxsize=512)(problem_of)
+_verdict = lru_cache(maxsize=512)(verdict_on)
 
 
 def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constraint | None:
@@ -39,12 +41,13 @@ def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constrain
     format, `invalid_tools` for strict tools that cannot be carried out and for a choice of none.
     """
     form, choice = options.answer_format, options.tool_choice
+    places = {tool.name: f"tools[{index}].parameters" for index, tool in enumerate(tools)}
     tools = _chosen(tools, choice)
     if not tools:
         return None if form is None else format_constraint(form)
     must = choice.mode in ("required", "named")
     try:
-        loose = _loose_parameters(tools)
+        loose, gaps = _loose_parameters(tools, places)
     except RequestInvalid:
         if must or form is not None or any(tool.strict is True for tool in tools):
             raise
@@ -56,6 +59,7 @@ def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constrain
             starts="call",
             calls_max=None if many else 1,
             param="tools",
+            gaps=gaps,
         )
     otherwise = None
     if form is not None and not must:
@@ -65,9 +69,10 @@ def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constrain
                 " tools, or set tool_choice to none.",
                 param=form.param,
             )
-        otherwise = format_constraint(form).grammar
+        other = format_constraint(form)
+        otherwise, gaps = other.grammar, gaps + other.gaps
     text = calls_grammar(tools, many=many, loose=loose, otherwise=otherwise)
-    return Constraint(grammar=Grammar(kind="lark", text=text), param="tools")
+    return Constraint(grammar=Grammar(kind="lark", text=text), param="tools", gaps=gaps)
 
 
 def _chosen(tools: Sequence[ToolSpec], choice: ToolChoice) -> Sequence[ToolSpec]:
@@ -88,60 +93,65 @@ def _chosen(tools: Sequence[ToolSpec], choice: ToolChoice) -> Sequence[ToolSpec]
 def format_constraint(form: AnswerFormat) -> Constraint:
     """What binds a whole answer to a format. Raises RequestInvalid with code `invalid_schema`."""
     grammar = answer_grammar(form)
-    problem = _problem(grammar)
-    if problem is not None:
-        place, inner = "", problem
+    verdict = _verdict(grammar)
+    if verdict.problem is not None:
+        place, inner = "", verdict.problem
         if form.schema is not None:
-            place, inner = _culprit(form.schema, problem, strict=form.strict)
+            place, inner = _culprit(form.schema, inner, strict=form.strict)
         _refuse(form.param, place, inner, code="invalid_schema")
-    return Constraint(grammar=grammar, param=form.param)
+    gaps = () if form.schema is None else format_gaps(form.schema, verdict, form.param)
+    return Constraint(grammar=grammar, param=form.param, gaps=gaps)
 
 
-def _loose_parameters(tools: Sequence[ToolSpec]) -> list[LooseParameter]:
-    """Parameters that take any JSON because their schema cannot be carried out.
+def _loose_parameters(
+    tools: Sequence[ToolSpec], places: Mapping[str, str]
+) -> tuple[list[LooseParameter], tuple[SchemaGap, ...]]:
+    """Parameters that take anything because their schema cannot be carried out; what else is not.
 
-    Raises RequestInvalid for one of a strict tool.
+    `places` are the fields of the tools' schemas. Raises RequestInvalid for a strict tool that
+    asks what cannot be carried out.
     """
-    for index, tool in enumerate(tools):
-        check_bounds(tool.parameters, f"tools[{index}].parameters")
-        if tool.strict is True:
-            _check_formats(tool, f"tools[{index}].parameters")
-    if _problem(Grammar(kind="lark", text=call_tail_grammar(tools))) is None:
-        return []
+    for tool in tools:
+        check_bounds(tool.parameters, places[tool.name])
+    verdict = _verdict(Grammar(kind="lark", text=call_tail_grammar(tools)))
+    loose: list[LooseParameter] = []
+    if verdict.problem is not None:
+        for tool in tools:
+            loose += _loose_of(tool, places[tool.name])
+        verdict = _verdict(Grammar(kind="lark", text=call_tail_grammar(tools, loose=loose)))
+    if verdict.problem is not None:
+        _refuse("tools", "", verdict.problem, code="invalid_tools")
+    gaps: tuple[SchemaGap, ...] = ()
+    for tool in tools:
+        names = [parameter.name for parameter in loose if parameter.tool == tool.name]
+        found = tool_gaps(tool, names, verdict, places[tool.name])
+        if found and tool.strict is True:
+            keyword = found[0].keyword or "its schema"
+            _refuse(found[0].path, "", f"{keyword} is not supported here", code="invalid_tools")
+        gaps += found
+    return loose, gaps
+
+
+def _loose_of(tool: ToolSpec, place: str) -> list[LooseParameter]:
+    """Parameters whose grammar does not compile. Raises RequestInvalid for one of a strict tool."""
     loose = []
-    for index, tool in enumerate(tools):
-        properties = tool.parameters.get("properties")
-        for name, schema in (properties if isinstance(properties, Mapping) else {}).items():
-            strict = tool.strict is True
-            if takes_text(schema, tool.parameters):
-                if not is_bounded(schema):
-                    continue
-                text = f"start: TEXT\nTEXT: {text_terminal(schema)}"
-                problem = _problem(Grammar(kind="lark", text=text))
-            else:
-                document = parameter_schema(schema, tool.parameters, strict=strict)
-                problem = _problem(json_grammar(document))
-            if problem is None:
-                continue
-            if strict:
-                place = f"tools[{index}].parameters"
-                _refuse(place, f"/properties/{name}", problem, code="invalid_tools")
-            loose.append(LooseParameter(tool.name, name))
-    problem = _problem(Grammar(kind="lark", text=call_tail_grammar(tools, loose=loose)))
-    if problem is not None:
-        _refuse("tools", "", problem, code="invalid_tools")
-    return loose
-
-
-def _check_formats(tool: ToolSpec, place: str) -> None:
-    """Raise RequestInvalid for a text of a strict tool whose format is not carried out."""
     properties = tool.parameters.get("properties")
     for name, schema in (properties if isinstance(properties, Mapping) else {}).items():
-        if takes_text(schema, tool.parameters) and isinstance(schema, Mapping):
-            form = unknown_format(schema)
-            if form is not None:
-                problem = f"the format {form[:40]!r} is not known"
-                _refuse(place, f"/properties/{name}", problem, code="invalid_tools")
+        strict = tool.strict is True
+        if takes_text(schema, tool.parameters):
+            terminal = text_bounds(schema, tool.parameters).terminal
+            if terminal is None:
+                continue
+            problem = _verdict(Grammar(kind="lark", text=f"start: TEXT\nTEXT: {terminal}")).problem
+        else:
+            document = parameter_schema(schema, tool.parameters, strict=strict)
+            problem = _verdict(json_grammar(document)).problem
+        if problem is None:
+            continue
+        if strict:
+            _refuse(place, f"/properties/{name}", problem, code="invalid_tools")
+        loose.append(LooseParameter(tool.name, name))
+    return loose
 
 
 def _culprit(schema: Mapping[str, Any], problem: str, *, strict: bool) -> tuple[str, str]:
@@ -152,7 +162,7 @@ def _culprit(schema: Mapping[str, Any], problem: str, *, strict: bool) -> tuple[
         if not below.startswith(place) or not below:
             continue
         document = parameter_schema(node, kept, strict=strict)
-        found = _problem(json_grammar(document))
+        found = _verdict(json_grammar(document)).problem
         if found is not None and "does not exist" not in found:
             place, problem = below, found
     return place, problem

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from civetta.api.asking import client_for, options_for
 from civetta.api.delivery import Delivery
 from civetta.api.fields import budget_of, neutral, refuse, sampling_of, stops_of
+from civetta.api.ignored import ignored_header
 from civetta.api.image_fields import ImageParts
 from civetta.api.messages.blocks import BlockReader
 from civetta.api.messages.encoder import MessageEncoder
 from civetta.api.messages.fields import MAX_STOP_SEQUENCES, MessagesFields
 from civetta.api.messages.tools import read_tools
 from civetta.api.service import check_model, model_id
-from civetta.api.wire import ignored_header, json_response, read_request
+from civetta.api.wire import json_response, read_request
 from civetta.chat.message import Conversation
 from civetta.errors import RequestInvalid
 
@@ -36,12 +37,14 @@ async def create(request: Request) -> Delivery[ReplyEvent]:
         shown=fields.shows_thinking,
         timeout_s=options.timeout_s,
     )
+    generation = await client_for(request).generate(conversation, options)
+    constraint = generation.request.constraint
     return Delivery(
-        await client_for(request).generate(conversation, options),
+        generation,
         encoder,
         stream=bool(fields.stream),
         pace=request.app.state.pace,
-        headers=ignored_header(dropped + unused),
+        headers=ignored_header(request, dropped + unused, constraint),
         framing=encoder,
     )
 
@@ -52,8 +55,10 @@ async def count_tokens(request: Request) -> Response:
     neutral("stream", fields.stream, False, "tokens are counted at once")
     conversation, options, unused = _asked(request, fields)
     prepared = await asyncio.to_thread(client_for(request).prepare, conversation, options)
+    asked = prepared.request
     return json_response(
-        {"input_tokens": len(prepared.request.prompt_ids)}, headers=ignored_header(dropped + unused)
+        {"input_tokens": len(asked.prompt_ids)},
+        headers=ignored_header(request, dropped + unused, asked.constraint),
     )
 
 

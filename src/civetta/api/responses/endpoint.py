@@ -11,6 +11,7 @@ from civetta.api.asking import client_for, options_for, template_for
 from civetta.api.chat_fields import TemplateFields
 from civetta.api.delivery import Delivery
 from civetta.api.fields import budget_of, neutral, refuse, sampling_of
+from civetta.api.ignored import ignored_header
 from civetta.api.responses.body import new_response
 from civetta.api.responses.conversation import input_items, read_conversation
 from civetta.api.responses.encoder import ResponsesEncoder
@@ -19,7 +20,7 @@ from civetta.api.responses.output import OutputItems
 from civetta.api.responses.store import Stored
 from civetta.api.responses.truncation import generate_truncated
 from civetta.api.service import check_model, engine_of, model_id
-from civetta.api.wire import ignored_header, json_response, read_request
+from civetta.api.wire import json_response, read_request
 from civetta.errors import RequestInvalid, ResponseNotFound
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ async def create(request: Request) -> Delivery[ReplyEvent]:
         encoder,
         stream=bool(fields.stream),
         pace=request.app.state.pace,
-        headers=ignored_header(dropped + asked.unused),
+        headers=ignored_header(request, dropped + asked.unused, generation.request.constraint),
         framing=encoder,
     )
 
@@ -88,7 +89,8 @@ async def count(request: Request) -> Response:
     options = _reply_options(request, fields, asked)
     prepared = await asyncio.to_thread(client_for(request).prepare, asked.conversation, options)
     tokens = len(prepared.request.prompt_ids)
-    headers = ignored_header(dropped + asked.unused)
+    constraint = prepared.request.constraint
+    headers = ignored_header(request, dropped + asked.unused, constraint)
     return json_response(
         {"object": "response.input_tokens", "input_tokens": tokens}, headers=headers
     )
