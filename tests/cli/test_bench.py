@@ -248,3 +248,10 @@ def test_wrong_use_ends_with_status_2(civetta: Callable[..., Any], model: str) -
         assert done.status == 2
         assert done.err.count("\n") == 1
         assert done.out == ""
+
+
+@pytest.mark.parametrize("flags", [("--layers", "4"), ("--ngram-base", "100")])
+def test_sizes_of_a_random_model_need_one(flags):
+    with pytest.raises(UsageError, match=f"{flags[0]} is of a random model") as raised:
+        run(*flags)
+    assert "\n" not in raised.value.message

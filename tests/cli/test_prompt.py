@@ -145,6 +145,16 @@ def test_raw_continues_the_text_without_template(civetta, use_engine):
     )
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--raw", "--json")])
+def test_a_prompt_that_is_not_shown_anyway_cannot_be_hidden(civetta, use_engine, flags):
+    use_engine(FakeEngine("ok"))
+    result = civetta("prompt", "Once", "--no-display-prompt", *flags)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert "--no-display-prompt" in result.err
+    assert "drop it" in result.err
+
+
 def test_json_is_one_object_with_everything(civetta, use_engine):
     use_engine(FakeEngine(THOUGHT, cached_tokens=2))
     result = civetta("prompt", "Hi", "--json", "--seed", "7")

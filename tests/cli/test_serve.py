@@ -234,6 +234,14 @@ def test_health_answers_while_loading_and_ctrl_c_works():
         assert serving.end(signal.SIGINT) == 130
 
 
+def test_a_model_that_is_not_there_is_told_before_anything_loads(tmp_path):
+    with Serving("--log-level", "info", "-m", str(tmp_path / "none.gguf")) as serving:
+        assert serving.end() == 1
+        assert [line.partition(": ")[2].partition(" at ")[0] for line in serving.lines] == [
+            "error[checkpoint_not_found]: There is nothing"
+        ]
+
+
 def test_a_model_that_does_not_load_ends_the_server():
     with Serving(build="missing") as serving:
         assert serving.end() == 1

@@ -6,11 +6,11 @@ A tensor's bytes are a read-only view of a shared file mapping. Nothing here cop
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
+from civetta.checkpoint.existing import existing
 from civetta.checkpoint.gguf_split import model_in_folder, read_gguf
 from civetta.checkpoint.safetensors import CONFIG_NAME, read_safetensors_folder
 from civetta.checkpoint.tensors import not_found
@@ -18,6 +18,7 @@ from civetta.errors import CheckpointMalformed, CheckpointNotFound, TensorMissin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from civetta.checkpoint.tensors import TensorInfo
 
@@ -105,9 +106,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     one file that is a model is taken, sidecars left aside. Raises CheckpointNotFound,
     CheckpointMalformed, TensorTypeUnknown.
     """
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise CheckpointNotFound(f"There is nothing at {path}. Check the path of the model.")
+    path = existing(path)
     if path.is_dir():
         return _open_folder(path)
     if path.suffix == ".safetensors":

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from civetta.bench.table import Writer
     from civetta.options import Settings
 
+RANDOM_LAYERS, RANDOM_NGRAM_BASE = 48, 250_000
 FORMATS = ("md", "json", "csv", "jsonl")
 OFFERED = (
     # -c is the number of sessions here; a case needs no more context than its own tokens
@@ -158,24 +159,22 @@ def one_number(flag: str, low: int, high: int) -> Callable[[str], int]:
     "--layers",
     metavar="N",
     type=one_number("--layers", 2, 48),
-    default="48",
-    help="Layers of a random model. [48]",
+    help=f"Layers of a random model. [{RANDOM_LAYERS}]",
 )
 @click.option(
     "--ngram-base",
     metavar="N",
     type=one_number("--ngram-base", 61, 20_000_000),
-    default="250000",
     help="Rows of each of the 16 n-gram tables of a random model; the real one has 20,000,000."
-    " [250000]",
+    f" [{RANDOM_NGRAM_BASE}]",
 )
 @settings_command(*OFFERED)
 def bench(
     settings: Settings,
     *,
     mix: str | None,
-    layers: int,
-    ngram_base: int,
+    layers: int | None,
+    ngram_base: int | None,
     prompts: tuple[int, ...],
     replies: tuple[int, ...],
     depths: tuple[int, ...],
@@ -255,17 +254,24 @@ def _write_profiles(cases: tuple[Case, ...], subjects: list[Subject], options: O
 
 
 def _random_model(
-    mix: str | None, layers: int, ngram_base: int, settings: Settings
+    mix: str | None, layers: int | None, ngram_base: int | None, settings: Settings
 ) -> RandomModel | None:
     """What --random-weights asks for. Raises UsageError."""
     if mix is None:
+        for flag, given in (("--layers", layers), ("--ngram-base", ngram_base)):
+            if given is not None:
+                raise UsageError(f"{flag} is of a random model: add --random-weights, or drop it.")
         return None
     known = next((one for one in MIXES if one == mix), None)
     if known is None:
         raise UsageError(f"--random-weights is {mix[:40]!r}: give one of {', '.join(MIXES)}.")
     if settings.model.model is not None:
         raise UsageError("--random-weights is a model of its own: leave -m out.")
-    return RandomModel(mix=known, layers=layers, ngram_base=ngram_base)
+    return RandomModel(
+        mix=known,
+        layers=RANDOM_LAYERS if layers is None else layers,
+        ngram_base=RANDOM_NGRAM_BASE if ngram_base is None else ngram_base,
+    )
 
 
 def _load(

@@ -101,6 +101,11 @@ def prompt(
     ):
         if raw and given:
             raise UsageError(f"{flag} needs the chat template, which --raw leaves out: drop one.")
+    if no_display_prompt and (as_json or not raw):
+        raise UsageError(
+            "--no-display-prompt leaves out the prompt that --raw alone prints, and --json never"
+            " has: drop it."
+        )
     media: list[ImagePart | VideoPart] = [
         *(file_part(Path(name), index=i) for i, name in enumerate(images, 1)),
         *(file_video(Path(name), index=i) for i, name in enumerate(videos, 1)),

@@ -24,6 +24,7 @@ import uvicorn
 
 from civetta.api.app import build_app
 from civetta.api.connection import ConnectionConfig
+from civetta.checkpoint.existing import existing
 from civetta.cli import engine_setup
 from civetta.cli.options import settings_command
 from civetta.cli.way_out import WayOut
@@ -72,6 +73,8 @@ def serve(settings: Settings, service: str) -> int:
     """
     if service != "llm":
         raise UsageError(f"Unknown service {service!r}: this version serves llm only.")
+    if settings.model.model is not None:
+        existing(settings.model.model)  # before anything says that it loads
     with listen(settings.server) as listener:
         return run_server(settings, listener)
 
