@@ -1,7 +1,7 @@
 """What the programs about drafting share: prompts, ways to sample, and engines on one model.
 
-A `Bench` loads a model once without and once with its draft head; `engine` makes engines that
-draft in a set way, with or without a cache of states. Alone it prints nothing.
+A `Bench` loads a model with its draft head, and has the same network without it; `engine` makes
+engines that draft in a set way, with or without a cache of states. Alone it prints nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import torch
 
 from civetta.cache.off import NoCache
 from civetta.cache.setup import build_cache, plan_cache
+from civetta.decode.lookup import TextIndex
+from civetta.decode.stream import TokenText
 from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
 from civetta.engine.load import TrunkModel, load_trunk_only
 from civetta.engine.load_vision import find_vision, image_support
+from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.memory import state_sizes
 from civetta.engine.protocol import Finished, GenerateRequest, ModelInfo, TokenEvent
+from civetta.engine.scheduler import Budget
 from civetta.engine.speculation import Drafting
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.vision_build import LazyTower
@@ -92,7 +96,7 @@ KINDS = {
 
 
 class Bench:
-    """Two trunks of one model, without and with its head, and engines on them.
+    """A model without and with its head, the weights shared, and engines on both.
 
     `cpu_time` measures the step thread's processor time, with one thread.
     """
@@ -103,9 +107,25 @@ class Bench:
         self.threads, self.context = 1 if cpu_time else threads, context
         self.clock = time.thread_time if cpu_time else time.perf_counter
         torch.set_num_threads(self.threads)
-        self.plain = self._load(model, "off")
-        self.with_head = self._load(model, "mtp") if mode == "mtp" else self.plain
+        self.with_head = self._load(model, "mtp" if mode == "mtp" else "off")
+        trunk = self.with_head.trunk
+        self.plain = replace(self.with_head, trunk=trunk.over(trunk.ops, lambda rows: rows))
         self.costs = calibrate(self.with_head.trunk, self.clock)
+
+    def spoil_drafts(self) -> None:
+        """Shift every draft by one id, the head's and those from the text: as sure as before, and
+        never right. For the rest of the process."""
+        head, found = self.with_head.trunk.head, TextIndex.continuation
+        vocab = self.with_head.trunk.config.vocab
+
+        def shifted(text: TextIndex, most: int) -> tuple[tuple[int, ...], int]:
+            ids, match = found(text, most)
+            return tuple((i + 1) % vocab for i in ids), match
+
+        TextIndex.continuation = shifted  # type: ignore[method-assign]
+        if head is not None:
+            said = head._logits
+            head._logits = lambda x_BSD: said(x_BSD).roll(1, dims=-1)  # type: ignore[method-assign]
 
     def _load(self, model: str, mode: str):  # type: ignore[no-untyped-def]
         options = ModelOptions(model=model, threads=self.threads)
@@ -116,16 +136,7 @@ class Bench:
     ) -> Engine:
         """An engine for so many users at a time; `mode` "off", "mtp" or "lookup"."""
         loaded = self.plain if mode == "off" else self.with_head
-        drafting = None
-        if mode != "off" and most:
-            drafting = Drafting(
-                mode="mtp" if mode == "mtp" else "lookup",
-                most=most,
-                head=loaded.trunk.head if mode == "mtp" else None,
-                fixed=fixed,
-                launches=self.costs[0],
-                steps=self.costs[1] if mode == "mtp" else (),
-            )
+        drafting = self._drafting(mode, most, fixed=fixed)
         options = CacheOptions(cache="on" if cache_bytes else "off", cache_ram_bytes=cache_bytes)
         sizes = state_sizes(loaded.trunk.state_shape, loaded.trunk.dtype)
         plan = plan_cache(options, sizes.page_bytes, available_bytes=0)
@@ -146,6 +157,39 @@ class Bench:
             clock=self.clock,
             cache=cache,
             drafting=drafting,
+        )
+
+    def loop(self, users: int, mode: str) -> StepLoop:
+        """The step loop of such an engine alone, for a caller that takes the steps itself."""
+        loaded = self.plain if mode == "off" else self.with_head
+        store = loaded.trunk.store(sessions=users, context_tokens=self.context)
+        budget = Budget(sessions=users, prefill_batch=self.context, prefill_chunk=self.context)
+        limits = LoopLimits(
+            budget=budget,
+            max_pending=1000,
+            context_tokens=self.context,
+            max_text_bytes=1 << 20,
+            max_unread=1 << 20,
+            end_ids=frozenset(),
+        )
+        return StepLoop(
+            TrunkModel(loaded.trunk, store),
+            limits,
+            new_text=lambda stops: TokenText(loaded.tokenizer, stops),
+            clock=self.clock,
+            drafting=self._drafting(mode, 7),
+        )
+
+    def _drafting(self, mode: str, most: int, *, fixed: bool = False) -> Drafting | None:
+        if mode == "off" or not most:
+            return None
+        return Drafting(
+            mode="mtp" if mode == "mtp" else "lookup",
+            most=most,
+            head=self.with_head.trunk.head if mode == "mtp" else None,
+            fixed=fixed,
+            launches=self.costs[0],
+            steps=self.costs[1] if mode == "mtp" else (),
         )
 
     def requests(

@@ -1,0 +1,107 @@
+"""Two step loops in one thread that take steps in turn, so that a busy machine slows both alike.
+
+The one that is behind in tokens takes the next step; both answer the same requests, one batch of
+users after another. Time is that of decoding rounds, cut into stretches of so many tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from civetta.engine.outbox import OutboxStream
+from civetta.engine.protocol import Finished, TokenEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from drafting_bench import Bench
+
+    from civetta.engine.loop import StepLoop
+    from civetta.engine.protocol import EngineStats, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """Seconds [stretches, 2] of decoding, without drafts and with; token ids of the replies."""
+
+    seconds_N2: np.ndarray
+    tokens: int
+    replies: list[list[int]]
+    stats: EngineStats
+
+    @property
+    def ratio(self) -> float:
+        """Rate with drafts over rate without."""
+        off_s, on_s = self.seconds_N2.sum(axis=0)
+        return float(off_s / on_s)
+
+    def interval(self) -> tuple[float, float]:
+        """Where the ratio lies 19 times of 20, stretches drawn again at random."""
+        random = np.random.default_rng(0)
+        drawn_RN = random.integers(0, len(self.seconds_N2), (4000, len(self.seconds_N2)))
+        off_R, on_R = self.seconds_N2[drawn_RN].sum(axis=1).T
+        low, high = np.quantile(off_R / on_R, (0.025, 0.975))
+        return float(low), float(high)
+
+
+def take_turns(
+    bench: Bench,
+    mode: str,
+    users: int,
+    requests: Sequence[GenerateRequest],
+    *,
+    stretch: int = 64,
+    loops: tuple[StepLoop, StepLoop] | None = None,
+) -> Turns:
+    """Answer `requests`, `users` at a time, without drafts and in `mode`. Fails if a reply differs.
+
+    `loops`: what to use instead of two new ones, for instance those that have learnt already.
+    """
+    off, on = loops or (bench.loop(users, "off"), bench.loop(users, mode))
+    marks: list[tuple[float, float]] = [_decode_s(off, on)]
+    begun = [loop.stats().generated_tokens_total for loop in (off, on)]
+    replies: list[list[list[int]]] = [[], []]
+    for first in range(0, len(requests), users):
+        batch = requests[first : first + users]
+        boxes = [[loop.submit(request)[1] for request in batch] for loop in (off, on)]
+        while True:
+            busy = [_busy(loop) for loop in (off, on)]
+            if not any(busy):
+                break
+            done = [
+                loop.stats().generated_tokens_total - b
+                for loop, b in zip((off, on), begun, strict=True)
+            ]
+            turn = 0 if busy[0] and (not busy[1] or done[0] <= done[1]) else 1
+            (off, on)[turn].step()
+            if min(done) >= stretch * len(marks):
+                marks.append(_decode_s(off, on))
+        for side, own in zip(replies, boxes, strict=True):
+            side += [_ids(box) for box in own]
+    assert replies[0] == replies[1], "drafting changed a reply"
+    marks.append(_decode_s(off, on))
+    seconds_N2 = np.diff(np.array(marks), axis=0)
+    return Turns(
+        seconds_N2=seconds_N2[seconds_N2.min(axis=1) > 0],
+        tokens=off.stats().generated_tokens_total - begun[0],
+        replies=replies[0],
+        stats=on.stats(),
+    )
+
+
+def _busy(loop: StepLoop) -> bool:
+    now = loop.stats()
+    return now.running + now.waiting > 0
+
+
+def _decode_s(off: StepLoop, on: StepLoop) -> tuple[float, float]:
+    return off.stats().decode_s_total, on.stats().decode_s_total
+
+
+def _ids(box) -> list[int]:  # type: ignore[no-untyped-def]
+    events = list(OutboxStream(box, lambda: None))
+    assert isinstance(events[-1], Finished), "a reply that ended without its end"
+    return [event.token_id for event in events if isinstance(event, TokenEvent)]
