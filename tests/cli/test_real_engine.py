@@ -115,8 +115,15 @@ def test_drafting_does_not_change_a_prompts_tokens(civetta, model):
             "prompt", "Hi " * 30, "-m", model, "-n", "8", "--seed", "3", "--json", *flags
         )
         assert result.status == 0, result.err
-        return json.loads(result.out)["token_sha256"]
+        told = json.loads(result.out)
+        depths = told["draft_depths"]
+        assert sum(drafted for drafted, _ in depths) == told["draft_tokens"]
+        assert sum(accepted for _, accepted in depths) == told["draft_tokens_accepted"]
+        return told["token_sha256"], len([depth for depth in depths if depth[0]])
 
-    plain = once()
-    assert once("--speculative", "lookup") == plain
-    assert once("--speculative", "mtp", "-d", "3") == plain
+    plain, depths = once("--speculative", "off")
+    assert depths == 0
+    assert once("--speculative", "lookup")[0] == plain
+    tokens, depths = once("--speculative", "mtp", "-d", "3")
+    assert tokens == plain
+    assert 1 <= depths <= 3

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from civetta.decode.lengths import Measured
 from civetta.engine.protocol import GenerateRequest
+from civetta.engine.speculation import Drafting, Speculation
 from civetta.model.tiny import write_tiny
 from civetta.types import FinishReason, SamplingParams
 from engine.drafting import Bench, Prophet, replies, said
@@ -215,3 +218,25 @@ def test_rows_of_drafts_are_read_ahead(tmp_path, plain):
     assert said([found]) == said(plain["greedy"][:1])
     assert after.claimed - before.claimed >= (1 + 7) + (1 + 4)  # two launches' tokens, one by one
     assert after.plain - before.plain <= 1  # the prompt, which nothing announced
+
+
+def test_trials_behind_pictures_do_not_cost_text_its_own():
+    """Rounds with drafts that lose, pictures among the replies: text's account is as it was."""
+    planned = []
+    speculation = Speculation(
+        Drafting(mode="lookup", most=7), clock=ManualClock(), guard=planned.append
+    )
+    text, picture = (
+        SimpleNamespace(key=key, request=SimpleNamespace(spec=SimpleNamespace(images=images)))
+        for key, images in ((1, ()), (2, ("a picture",)))
+    )
+
+    def rounds_planned(jobs):
+        before = len(planned)
+        speculation.propose(jobs)
+        return len(planned) - before
+
+    while rounds_planned([text, picture]):
+        speculation.finished(replies=2, tokens=2, seconds=100.0, drafted=True)
+    assert not rounds_planned([picture])
+    assert rounds_planned([text])

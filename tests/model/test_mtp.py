@@ -14,10 +14,11 @@ from civetta.kernels import cpu
 from civetta.kernels.select import REFERENCE, select
 from civetta.model.bind_mtp import find_head
 from civetta.model.build import build_trunk, check_checkpoint
-from civetta.model.mtp import MOST_LAG, can_draft
+from civetta.model.mtp import can_draft
+from civetta.state.drafts import MOST_KEPT, MOST_LAG
 
 TINY = writers.make(3)
-TOKENS = 130
+TOKENS = 140
 IDS = [int(i) for i in np.random.default_rng(2).integers(0, 256, TOKENS + 8)]
 OPS = {"reference": REFERENCE} | ({"native": select("cpu", 1)} if cpu.available() else {})
 
@@ -117,7 +118,40 @@ def test_chunks_do_not_matter(folder, name, chunk):
     wanted = drafted(trunk, opened(trunk, TOKENS, TOKENS), 3, [4, 5])
     session = opened(trunk, TOKENS, chunk)
     assert session.drafts.lag(TOKENS) <= MOST_LAG + 1
+    assert session.drafts.kept <= MOST_KEPT
     assert torch.equal(drafted(trunk, session, 3, [4, 5]), wanted)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, TOKENS])
+def test_a_launch_may_write_over_its_streams(trunk, monkeypatch, chunk):
+    """Whether rows are written at once or wait: what was noted is a copy, or is read by then."""
+    wanted = drafted(trunk, opened(trunk, TOKENS, TOKENS), 3, [4, 5])
+    follow = trunk.head.follow
+
+    def followed(spans, x_TSD, inputs_TD):
+        buffer_TSD = x_TSD.clone()
+        follow(spans, buffer_TSD, inputs_TD)
+        buffer_TSD.fill_(float("nan"))
+
+    monkeypatch.setattr(trunk.head, "follow", followed)
+    assert torch.equal(drafted(trunk, opened(trunk, TOKENS, chunk), 3, [4, 5]), wanted)
+
+
+def test_rows_wait_until_somebody_drafts(trunk, monkeypatch):
+    """A reply that does not draft has the head written once in many tokens, if at all."""
+    launches = []
+    enter = trunk.head._enter
+    monkeypatch.setattr(
+        trunk.head, "_enter", lambda rows: (launches.append(len(rows[0].ids)), enter(rows))[1]
+    )
+    session = opened(trunk, 2, 1)
+    for token_id in IDS[2:MOST_LAG]:
+        trunk.forward(session, [token_id])
+    assert not launches
+    drafted(trunk, session, IDS[MOST_LAG], [])
+    assert launches == [MOST_LAG]  # all that waited, in one launch with the draft's own row
+    trunk.forward(session, IDS[MOST_LAG : MOST_LAG + 2])
+    assert len(launches) == 1
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 62, 63, 64, 65, 66, 67, 68, 71, 127, 128])

@@ -26,6 +26,7 @@ from civetta.decode.lengths import MOST_DRAFTS
 from civetta.errors import LogitsInvalid
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.inputs import Piece
+from civetta.state.drafts import MOST_LAG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -248,11 +249,10 @@ class _Bench:
 def _pages(case: Case, room: int) -> int:
     """For the depth, and for one fork at a time that goes on from it in pages of its own.
 
-    The page of the depth's last token is among those: a draft head writes that token's keys only
-    when it knows the next one.
+    The pages of the depth's last tokens are among those: a draft head writes their keys late.
     """
-    deep = -(-case.depth // PAGE_TOKENS)
-    own = -(-(case.context_tokens + room) // PAGE_TOKENS) - max(case.depth - 1, 0) // PAGE_TOKENS
+    deep, whole = -(-case.depth // PAGE_TOKENS), -(-(case.context_tokens + room) // PAGE_TOKENS)
+    own = whole - max(case.depth - 1 - MOST_LAG, 0) // PAGE_TOKENS
     return case.sessions * (deep + own)
 
 

@@ -17,6 +17,7 @@ from civetta.errors import DeviceError
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.log import log_event
 from civetta.state.device_state import DeviceLayout
+from civetta.state.drafts import MOST_KEPT
 from civetta.state.pages import PagePool
 from civetta.state.recurrent import RecurrentState
 
@@ -99,7 +100,7 @@ def state_sizes(shape: StateShape, dtype: torch.dtype) -> StateSizes:
     with torch.device("meta"):
         layers = PagePool(shape.pages, 1, dtype).layers
     page = [part for la in layers for part in (la.k, la.v, la.index_raw, la.index_key)]
-    drafts = 4 * shape.draft_width * PAGE_TOKENS  # float32 streams of the newest tokens
+    drafts = 4 * shape.draft_width * MOST_KEPT  # float32 streams of the newest tokens
     return StateSizes(
         session_bytes=_recurrent_bytes(shape, dtype) + drafts,
         page_bytes=sum(part.nbytes for part in page),

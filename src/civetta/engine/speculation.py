@@ -133,13 +133,16 @@ class Speculation:
         # What images make a model say is foreseen otherwise than text: neither teaches the other.
         self._accepted = {images: Acceptance() for images in (False, True)}
         self._replies: dict[int, _Reply] = {}
-        self._purse = Purse()
+        # Nor does a trial behind a picture cost text its own: each kind of round has its account.
+        self._purses = {images: Purse() for images in (False, True)}
+        self._purse = self._purses[False]  # of the round under way
         self._resting, self._rest = 0, 0  # rounds still to go unplanned, of how many
         self._broken = False
 
     def propose(self, jobs: Sequence[Job]) -> dict[int, Draft]:
         """Drafts by job key, for the jobs that get any. Pages for them are reserved. Never raises."""
         drafts: dict[int, Draft] = {}
+        self._purse = self._purses[any(job.request.spec.images for job in jobs)]
         if self._broken or self._rests(jobs):
             return drafts
         if self._guard(lambda: self._propose(jobs, drafts)) is not None:

@@ -20,6 +20,7 @@ from civetta.model.moe import moe
 from civetta.model.qsa import qsa_read, qsa_write
 from civetta.model.rope import RopeTable
 from civetta.model.weights import QsaWeights
+from civetta.state.drafts import MOST_LAG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 HiddenNorm = Literal["wide", "stream"]
 """One RMS over all streams together (the reference engines), or one a stream (model.md B.4 row 1)."""
-
-MOST_LAG = 32
-"""Rows whose keys may wait for a draft; prompts are beyond it and are written at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +118,11 @@ class MtpHead:
         inputs: list[Tensor | None] = []
         for span in spans:
             drafts, position = _drafts(span.session), span.session.position
-            drafts.push(x_TSD[span.part].flatten(1))
             image = any(i.start < position and i.stop > span.first for i in span.session.images)
-            if image or drafts.lag(position) > MOST_LAG:
+            lag = min(position - drafts.written, drafts.kept + span.stop - span.start)
+            now = image or lag > MOST_LAG
+            drafts.push(x_TSD[span.part].flatten(1), lent=now)
+            if now:
                 late.append(span.session)
                 inputs.append(inputs_TD[span.part] if image else None)
         self.catch_up(late, inputs)

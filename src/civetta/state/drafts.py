@@ -18,6 +18,12 @@ from civetta.state.recurrent import REWIND_ROWS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MOST_LAG = 128
+"""Rows whose keys may wait for a draft: where drafting does not pay, few are ever written. Those of
+prompts are beyond it and are written at once."""
+MOST_KEPT = MOST_LAG + REWIND_ROWS + 1
+"""Tokens whose streams are here between launches, at most."""
+
 
 class DraftRows:
     """Streams [N, W] float32 of the newest tokens, and how many head rows are true.
@@ -36,9 +42,12 @@ class DraftRows:
         """Rows before `position` whose keys are still to be written and can be."""
         return min(position - self.written, self.kept)
 
-    def push(self, streams_TW: Tensor) -> None:
-        """Append the streams of new tokens, copied: a launch's buffers are used again."""
-        self._pushed.append(streams_TW.to(torch.float32, copy=True))
+    def push(self, streams_TW: Tensor, *, lent: bool = False) -> None:
+        """Append the streams of new tokens, copied: a launch's buffers are used again.
+
+        `lent`: not copied, for they are read and settled before that; a chunk's are many.
+        """
+        self._pushed.append(streams_TW.to(torch.float32, copy=not lent))
         self.kept += int(streams_TW.shape[0])
 
     def newest(self, rows: int) -> Tensor:
