@@ -1,7 +1,7 @@
 """Speed of the whole model at real sizes on a GPU, with random weights.
 
     python benchmarks/gpu_model.py [--mix q4_k_xl] [--layers 48] [--ngram-base 250000]
-        [--placement ram] [--cases decode,company,verify,prefill] [--depths 0,131072] [--save FILE]
+        [--placement ram] [--cases decode,company,verify,prefill,memory] [--depths 0,131072] [--save FILE]
 
 Depth is reached by filling the pages with random keys, which costs no prefill; timings do not depend
 on what the keys are. Medians of `--repeats`; a decoded token's id is read by the host each step.
@@ -60,6 +60,7 @@ def deep(store: SessionStore, depth: int) -> Session:
     session = store.open()
     if depth:
         session.reserve(depth)
+        fill(store)  # pages are zeroed when they are taken
         rope = session.rope_room(depth)
         rope[:, :depth] = torch.arange(depth, device=rope.device)
         session.extend([i % 1000 for i in range(depth)], None)
@@ -151,8 +152,6 @@ def run_depth(
 ) -> None:
     room = (args.repeats + 3) * max(args.steps * 8, args.chunk if "prefill" in cases else 0)
     store = trunk.store(sessions=1, context_tokens=min(depth + room + 4096, 262144))
-    if depth:
-        fill(store)
     key = f"depth {depth}"
     if "decode" in cases:
         session = deep(store, depth)
@@ -180,13 +179,38 @@ def run_depth(
             profile(lambda: prefill_s(trunk, session, args.chunk))
             session.close()
     del store
+    if "memory" in cases and depth:
+        memory(trunk, results)
     if "company" in cases and depth <= 4096:
         store = trunk.store(sessions=8, context_tokens=2048 + 4096)
-        fill(store)
         sessions = [deep(store, 2048) for _ in range(8)]
         decode_s(trunk, sessions, 4)
         times = [decode_s(trunk, sessions, args.steps) for _ in range(args.repeats)]
         report(results, "decode c=8 depth 2048", times, 8)
+
+
+def memory(trunk: GpuTrunk, results: dict[str, Any]) -> None:
+    """Most bytes beside the weights with one session of the whole context, by rows of a chunk.
+
+    `held` is what stays between chunks: pages, state, tables; the rest is a chunk's scratch.
+    """
+    full = trunk.config.context_tokens
+    torch.cuda.synchronize()
+    weights = weight_bytes(trunk._layers.weights)
+    for chunk in (1, 2048, 4096):
+        store = trunk.store(sessions=1, context_tokens=full)
+        session = deep(store, full - chunk)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated() - weights
+        prefill_s(trunk, session, chunk)
+        peak = torch.cuda.max_memory_allocated() - weights
+        reserved = torch.cuda.max_memory_reserved() - weights
+        found = {"held": held, "peak": peak, "reserved": reserved}
+        results[f"memory at {full}, chunk {chunk}"] = found
+        print(f"memory at {full}, chunk {chunk}: {found}", flush=True)
+        session.close()
+        del store, session
 
 
 def report(results: dict[str, Any], name: str, times: list[float], tokens: int) -> None:

@@ -105,6 +105,25 @@ def test_a_page_comes_zeroed() -> None:
         pool.take()
 
 
+def test_several_pages_come_zeroed_and_others_stay_as_they_are() -> None:
+    pool = PagePool(PAGE_SHAPE, 6, torch.float32)
+    kept = [pool.take() for _ in range(4)]
+    for layer in pool.layers:
+        layer.v.fill_(float("nan"))
+    pool.drop(kept[0])
+    pool.drop(kept[2])
+    pool.drop(kept[3])
+    taken = pool.take_several(4)
+    assert len({*taken, kept[1]}) == 5
+    for layer in pool.layers:
+        assert (layer.v[taken] == 0).all()
+        assert layer.v[kept[1]].isnan().all()
+    pool.check()
+    with pytest.raises(EngineBusy, match="2 pages of 64 tokens are needed and 1 of 6 are free"):
+        pool.take_several(2)
+    assert pool.free_pages == 1
+
+
 def test_rewinds_add_up() -> None:
     session = SessionStore(SHAPE, sessions=1, context_tokens=CONTEXT, dtype=torch.float32).open()
     session.reserve(20)

@@ -91,12 +91,22 @@ class PagePool:
 
     def take(self) -> int:
         """A zeroed page with one owner; raises EngineBusy when none is free."""
-        self.require(1)
-        page = self._free.pop()
-        self._owners[page] = 1
-        for part in self._parts():
-            part[page].zero_()
-        return page
+        return self.take_several(1)[0]
+
+    def take_several(self, count: int) -> list[int]:
+        """Zeroed pages with one owner each; raises EngineBusy, with none taken, when too few are free.
+
+        Pages beside each other are zeroed together: a chunk of a prompt takes 64, and a GPU's host
+        would launch a fill for each of their 48 parts.
+        """
+        self.require(count)
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._owners[page] = 1
+        for first, behind in _runs(pages):
+            for part in self._parts():
+                part[first:behind].zero_()
+        return pages
 
     def copy(self, page: int) -> int:
         """A page with one owner and the contents of another; raises EngineBusy like `take`."""
@@ -155,3 +165,14 @@ class PagePool:
         assert len(set(self._free)) == len(self._free), "a page is free twice"
         assert held.isdisjoint(self._free), "a page is free and held"
         assert len(held) + len(self._free) == self.pages, "a page is lost"
+
+
+def _runs(pages: list[int]) -> list[tuple[int, int]]:
+    """The pages in order of their numbers, as ranges [first, behind)."""
+    runs: list[tuple[int, int]] = []
+    for page in sorted(pages):
+        if runs and runs[-1][1] == page:
+            runs[-1] = (runs[-1][0], page + 1)
+        else:
+            runs.append((page, page + 1))
+    return runs

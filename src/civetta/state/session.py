@@ -120,7 +120,7 @@ class Session:
             page = self.pages[i]
             self.pages[i] = self._pool.copy(page)
             self._pool.drop(page)
-        self.pages += [self._pool.take() for _ in range(missing)]
+        self.pages += self._pool.take_several(missing)
         if shared or missing:
             self._table = torch.tensor(self.pages, dtype=torch.int64, device=self._table.device)
 

@@ -43,6 +43,9 @@ CHUNK = tl.constexpr(GDN_CHUNK)
 STATE_COLS = 32
 """Columns of the state that one program carries."""
 
+LONG_STATE_COLS = 64
+"""The same through many chunks: what all programs of a head read is then read half as often."""
+
 CONV_ROWS = 8
 """Rows of a tile of the convolution when rows are many."""
 
@@ -263,11 +266,12 @@ def delta(
         H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=4,
     )  # fmt: skip
     o = torch.empty((t, v, a), dtype=dtype, device=device)
-    cols = min(STATE_COLS, a)
+    few = batch.in_place or dtype == torch.float32
+    cols = min(STATE_COLS if few else LONG_STATE_COLS, a)
     walk_kernel[(a // cols, v, b)](
         mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
         H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
-        num_stages=2,
+        num_stages=1 if exact == "tf32x3" else 2,  # three products an operand fill the shared memory
     )  # fmt: skip
     if not batch.in_place:
         keep_kernel[(GDN_CHUNK + 16, b)](

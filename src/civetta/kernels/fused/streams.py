@@ -246,6 +246,6 @@ def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tens
         *planes_of(w.up, m_TR), rows, width, K=rank, S=streams, TILES=w.up.tiles, BM=tile_m,
         KP=w.up.padded_cols, BITS=r.bits, CODE=r.code, OFFSET=r.offset, GROUP=r.group,
         SCALE=r.scale, SPAN=r.span, LOW=r.low, PRECISE=exact, STEPS=1, SPLIT=split,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=3 if split else 1,
     )  # fmt: skip
     return h_TD

@@ -68,7 +68,7 @@ def tiling(w: PackedWeight, *, rows: int, exact: bool, wide: bool) -> Tiling:
     if rows <= FEW_ROWS:
         return Tiling(tiles=1, steps=2, warps=4, stages=3)
     if w.experts > 1:
-        return Tiling(tiles=1, steps=1, warps=4, stages=3)
+        return Tiling(tiles=2, steps=1, warps=4, stages=3)
     return Tiling(tiles=2, steps=1, warps=8, stages=3)
 
 

@@ -1,0 +1,149 @@
+"""Long prompts and extreme ones on a GPU, with tiny checkpoints: one answer, the CPU's, no NaN.
+
+    python benchmarks/gpu_long.py reference OUT.npz [--tokens 20000]      # on a CPU
+    python benchmarks/gpu_long.py check IN.npz [--save FILE.json]         # on a GPU
+
+A tiny checkpoint (model/tiny.py) is given a context of exactly `--tokens`. `reference` keeps logits of
+the CPU's float32 path, the last row among them: the context is full there. `check` hashes all rows for
+batches of 512 and 4096 and with the last rows one by one, in float32, float16 and bfloat16, and
+compares them with the reference in float32. Then come checkpoints whose router, embedding or all
+weights are zero, and prompts of one token: nothing may be NaN or infinite. Exits 1 when a bound is
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gpu_answers import digest, distance, edges_of, logits_in_cuts, trunk_of
+
+from civetta.model.build import check_checkpoint
+from civetta.model.tiny import (
+    tiny_config,
+    tiny_tensors,
+    to_bf16,
+    write_json,
+    write_safetensors,
+    write_tokenizer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT_ROWS = 400
+ZEROED: dict[str, Callable[[str], bool]] = {
+    "router": lambda name: name.endswith("mlp.gate.weight"),
+    "embedding": lambda name: "embed_tokens" in name,
+    "every matrix": lambda name: ("weight" in name or "proj" in name) and "norm" not in name,
+}
+SHORT = ((1,), (1, 1), (8, 1))
+"""Rows of the launches of short prompts."""
+
+
+def write_model(folder: Path, tokens: int, zero: Callable[[str], bool] = lambda _: False) -> Path:
+    """A tiny checkpoint with a context of `tokens`, some of its tensors zeros."""
+    folder.mkdir(parents=True)
+    config = tiny_config()
+    config["text_config"]["max_position_embeddings"] = tokens
+    write_json(folder / "config.json", config)
+    write_tokenizer(folder)
+    tensors = {}
+    for name, values in tiny_tensors(config).items():
+        kept = np.zeros_like(values) if zero(name) else values
+        whole = values.dtype == np.int64
+        tensors[name] = ("I64", kept) if whole else ("BF16", to_bf16(kept))
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def ids_of(tokens: int) -> list[int]:
+    return np.random.default_rng(3).integers(0, 256, tokens).tolist()
+
+
+def write_reference(args: argparse.Namespace, folder: Path) -> int:
+    trunk = trunk_of(check_checkpoint(write_model(folder / "m", args.tokens)), torch.float32, "cpu")
+    ids = ids_of(args.tokens)
+    rows = np.unique(np.linspace(0, args.tokens - 1, KEPT_ROWS).astype(int))
+    logits = logits_in_cuts(trunk, ids, edges_of(args.tokens, 1024))
+    np.savez(
+        args.file, rows=rows, tokens=args.tokens, logits=logits[torch.from_numpy(rows)].numpy()
+    )
+    return 0
+
+
+def long_prompt(data: Any, dtype: torch.dtype, folder: Path, device: str) -> dict[str, Any]:
+    tokens = int(data["tokens"])
+    ids = ids_of(tokens)
+    trunk = trunk_of(check_checkpoint(folder), dtype, device)
+    cuts = {f"batch {n}": edges_of(tokens, n) for n in (512, 4096)}
+    cuts["last 40 by one"] = edges_of(tokens, 4096, 40)
+    found = {name: logits_in_cuts(trunk, ids, edges) for name, edges in cuts.items()}
+    trunk.close()
+    whole = found["batch 4096"]
+    hashes = {name: digest(logits) for name, logits in found.items()}
+    want = torch.from_numpy(data["logits"])
+    return {
+        "one_answer": len(set(hashes.values())) == 1,
+        "finite": bool(whole.isfinite().all()),
+        "hashes": hashes,
+        **distance(whole[torch.from_numpy(data["rows"])], want),
+    }
+
+
+def extremes(folder: Path, device: str) -> dict[str, bool]:
+    """Whether every logit is finite, by what is zero and how long the launches are."""
+    found = {}
+    for name, zero in {"nothing": lambda _: False, **ZEROED}.items():
+        checked = check_checkpoint(write_model(folder / name.replace(" ", "-"), 640, zero))
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            trunk = trunk_of(checked, dtype, device)
+            for cuts in (*SHORT, (640,), (512, 127, 1)):
+                edges = [0, *np.cumsum(cuts).tolist()]
+                logits = logits_in_cuts(trunk, ids_of(sum(cuts)), edges)
+                found[f"{name} zero, {str(dtype)[6:]}, {cuts}"] = bool(logits.isfinite().all())
+            trunk.close()
+    return found
+
+
+def check(args: argparse.Namespace, folder: Path) -> int:
+    report: dict[str, Any] = {}
+    with np.load(args.file) as data:
+        model = write_model(folder / "m", int(data["tokens"]))
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            report[str(dtype)[6:]] = long_prompt(data, dtype, model, args.device)
+    report["extremes"] = found = extremes(folder / "extremes", args.device)
+    missed = [name for name, finite in found.items() if not finite]
+    for dtype in ("float32", "float16", "bfloat16"):
+        missed += [f"{dtype} {key}" for key in ("one_answer", "finite") if not report[dtype][key]]
+    if not report["float32"]["relative_error"] <= 1e-3:
+        missed.append(f"float32 is {report['float32']['relative_error']:.3g} from the CPU")
+    print(json.dumps({k: v for k, v in report.items() if k != "extremes"}, indent=1))
+    print(f"{len(found)} extreme launches, {sum(found.values())} finite")
+    print("MISSED:" if missed else "all bounds kept", *missed, sep="\n  ")
+    if args.save:
+        Path(args.save).write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("reference", "check"))
+    parser.add_argument("file")
+    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--save")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run = check if args.what == "check" else write_reference
+        return run(args, Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
