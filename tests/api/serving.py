@@ -113,8 +113,8 @@ class RawClient:
     async def disconnect(self) -> None:
         await self._incoming.put({"type": "http.disconnect"})
 
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(10):
+    async def until(self, condition: Any, timeout_s: float = 10) -> None:
+        async with asyncio.timeout(timeout_s):
             while not condition(self):
                 self.changed.clear()
                 await self.changed.wait()
