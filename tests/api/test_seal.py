@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import stat
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from api.serving import app_of, request, server
 from api.test_chat_completions import CALL, THOUGHT
 from api.typed_events import response_of, typed_events
+from civetta.api import seal_key
 from civetta.api.seal import ThoughtSeal
+from civetta.api.seal_key import kept_key
+from civetta.errors import StoreUnusable
 from fake_engine import FakeEngine
 
 SEALED = {"include": ["reasoning.encrypted_content"], "store": False}
@@ -122,3 +126,76 @@ def test_nothing_is_sealed_unasked_and_restarts_with_the_same_key_read_it():
         "x-civetta-ignored"
         not in request(second, "POST", "/v1/responses", body=again, **keyed).headers
     )
+
+
+def sealed_by(app):
+    reply = request(app, "POST", "/v1/responses", body={"input": "Hi", **SEALED})
+    return {**reply.json()["output"][0], "content": None}
+
+
+def opens(app, thought):
+    body = {"input": [{"role": "user", "content": "Hi"}, thought]}
+    reply = request(app, "POST", "/v1/responses", body=body)
+    assert reply.status_code == 200
+    return "x-civetta-ignored" not in reply.headers
+
+
+def test_with_a_store_and_no_key_a_restart_reads_what_was_sealed(tmp_path):
+    app = app_of(FakeEngine(THOUGHT), **server(store=str(tmp_path / "kept")))
+    thought = sealed_by(app)
+    app.state.responses.close()
+    again = app_of(FakeEngine(THOUGHT), **server(store=str(tmp_path / "kept")))
+    other = app_of(FakeEngine(THOUGHT), **server(store=str(tmp_path / "other")))
+    none = app_of(FakeEngine(THOUGHT))
+    try:
+        assert opens(again, thought)
+        assert not opens(other, thought)
+        assert not opens(none, thought)
+        assert not opens(app_of(FakeEngine(THOUGHT)), sealed_by(none)), "a process alone"
+    finally:
+        again.state.responses.close()
+        other.state.responses.close()
+
+
+def test_the_kept_key_is_random_and_its_owners_alone(tmp_path):
+    keys = [kept_key(tmp_path / name) for name in ("a", "b") if not (tmp_path / name).mkdir()]
+    assert keys[0] != keys[1]
+    assert kept_key(tmp_path / "a") == keys[0]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["thoughts.key"]
+    assert stat.S_IMODE((tmp_path / "a" / "thoughts.key").stat().st_mode) == 0o600
+
+
+def test_a_server_that_gets_an_api_key_later_still_reads_what_its_store_sealed(tmp_path):
+    kept = kept_key(tmp_path)
+    sealed = ThoughtSeal((), kept).seal("Hm.")
+    assert ThoughtSeal(("new",), kept).open(sealed) == "Hm."
+    assert ThoughtSeal(("new",)).open(ThoughtSeal(("new",), kept).seal("Hm.")) == "Hm."
+
+
+def test_of_servers_that_start_at_once_all_have_one_key(tmp_path, monkeypatch):
+    inner, other = seal_key._make, []
+
+    def late(path):
+        inner(path)  # somebody else was first
+        other.append(path.read_bytes())
+        inner(path)
+
+    monkeypatch.setattr(seal_key, "_make", late)
+    assert kept_key(tmp_path) == other[0]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_file_that_is_no_key_is_refused_in_one_sentence(tmp_path, size):
+    (tmp_path / "thoughts.key").write_bytes(b"x" * size)
+    with pytest.raises(StoreUnusable, match="no key of thoughts") as raised:
+        kept_key(tmp_path)
+    assert "\n" not in raised.value.message
+    with pytest.raises(StoreUnusable):
+        app_of(FakeEngine(), **server(store=str(tmp_path)))
+
+
+def test_a_folder_that_cannot_hold_the_key_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreUnusable, match="cannot be kept"):
+        kept_key(tmp_path / "file")

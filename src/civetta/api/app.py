@@ -18,6 +18,7 @@ from civetta.api.refusal import refusal
 from civetta.api.responses.store import ResponseStore
 from civetta.api.routes import ENDPOINTS, routes
 from civetta.api.seal import ThoughtSeal
+from civetta.api.seal_key import kept_key
 from civetta.api.trace import Trace
 from civetta.api.web_page import page_routes
 from civetta.errors import CivettaError, MethodNotAllowed, RouteNotFound
@@ -54,7 +55,8 @@ def build_app(
     app.state.settings = settings
     app.state.pace = pace or Pace()
     app.state.responses = _open_store(settings.server)
-    app.state.seal = ThoughtSeal(api_keys)
+    kept = None if app.state.responses is None else kept_key(_store_folder(settings.server))
+    app.state.seal = ThoughtSeal(api_keys, kept)
     app.state.traffic = traffic
     app.state.parsing = asyncio.Semaphore(1)
     app.state.endpoints = ENDPOINTS
@@ -64,7 +66,12 @@ def build_app(
 def _open_store(options: ServerOptions) -> ResponseStore | None:
     if options.store is None:
         return None
-    return ResponseStore(Path(options.store).expanduser(), days=options.store_days)
+    return ResponseStore(_store_folder(options), days=options.store_days)
+
+
+def _store_folder(options: ServerOptions) -> Path:
+    assert options.store is not None, "there is a store"
+    return Path(options.store).expanduser()
 
 
 async def _refused(request: Request, error: Exception) -> Response:

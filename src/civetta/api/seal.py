@@ -20,12 +20,14 @@ _NONCE_BYTES, _TAG_BYTES = 16, 32
 class ThoughtSeal:
     """Seals with the first of its keys, opens with any.
 
-    Keys come from the server's API keys, so that a restart and a second server with the same keys
-    read what the first one sealed; without API keys it is one of this process alone.
+    Keys come from the server's API keys, then from `kept`, a random one that outlives the process,
+    so that a restart and a second server with the same of them read what the first one sealed;
+    without any it is a key of this process alone.
     """
 
-    def __init__(self, api_keys: tuple[str, ...]) -> None:
-        seeds = [key.encode() for key in api_keys] or [secrets.token_bytes(32)]
+    def __init__(self, api_keys: tuple[str, ...], kept: bytes | None = None) -> None:
+        seeds = [key.encode() for key in api_keys] + ([] if kept is None else [kept])
+        seeds = seeds or [secrets.token_bytes(32)]
         self._keys = tuple(_derived(seed) for seed in seeds)
 
     def seal(self, thought: str) -> str:
