@@ -310,6 +310,56 @@ def test_a_large_body_is_parsed_beside_the_streams(monkeypatch):
         assert big.reply()[0] == 200
 
 
+WORD = "x" * 1_000_000
+WORDY = {
+    "/v1/completions": {"prompt": WORD},
+    "/completion": {"prompt": WORD},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": WORD}]},
+    "/v1/responses": {"input": WORD},
+    "/v1/responses/input_tokens": {"input": WORD},
+    "/v1/messages": {"messages": [{"role": "user", "content": WORD}], "max_tokens": 5},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": WORD}]},
+    "/tokenize": {"content": WORD},
+}
+
+
+@pytest.mark.parametrize("path", WORDY)
+def test_a_word_of_a_million_characters_is_encoded_beside_the_streams(path, monkeypatch):
+    """All of another stream comes, and health and a short request, before the word is encoded."""
+    typed = threading.Semaphore(0)
+    reply = "others" * 5
+    engine = FakeEngine(reply, context_tokens=1 << 22, before_token=lambda _: typed.acquire())
+    inside, on, encode = threading.Event(), threading.Event(), engine.tokenizer.encode
+
+    def held(text, **how):
+        if WORD in text:
+            inside.set()
+            assert on.wait(60)
+        return encode(text, **how)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", held)
+    with live(engine) as server, server.connect() as big, server.connect() as stream:
+        stream.post("/v1/completions", {"prompt": "x", "stream": True})
+        typed.release()
+        stream.until(b'"text":"o"')
+        big.post(path, WORDY[path])
+        assert inside.wait(30)
+        for letter in reply[1:-1]:
+            typed.release()
+            stream.until(b'"text":"%s"' % letter.encode())
+        typed.release()
+        stream.until(b"[DONE]")
+        with server.connect() as other:
+            other.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert other.reply()[0] == 200
+            other.post("/tokenize", {"content": "x"})
+            assert other.reply()[0] == 200
+        assert not on.is_set()
+        on.set()
+        typed.release(len(reply))
+        assert big.reply()[0] == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
 def test_a_prompt_far_beyond_the_context_is_not_encoded(path, monkeypatch):
     engine = FakeEngine()
