@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from drafting_bench import KINDS, Bench, with_random_head
+from drafting_steps import step_report
 from drafting_turns import Turns, take_turns
 
 from civetta.model.embedded import embedded_model_path
@@ -76,9 +76,6 @@ def main() -> None:
         a.save.write_text(text + "\n", encoding="utf-8")
 
 
-# ---- speed ------------------------------------------------------------------------------------------
-
-
 def speed(bench: Bench, a: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"mode": a.mode, "tokens": a.tokens, "rounds": a.rounds}
     for kind in a.kinds:
@@ -95,9 +92,9 @@ def _compare(bench: Bench, kind: str, users: int, a: argparse.Namespace) -> dict
     chosen = [texts[i % len(texts)] for i in range(max(users, 4))]
     requests = bench.requests(chosen, sampling, a.tokens)
     loops = bench.loop(users, "off"), bench.loop(users, a.mode)
-    first = take_turns(bench, a.mode, users, requests, loops=loops)
+    first = take_turns(loops, users, requests)
     before = first.stats
-    found = take_turns(bench, a.mode, users, requests * a.rounds, loops=loops)
+    found = take_turns(loops, users, requests * a.rounds)
     depths = np.array(found.stats.draft_depths) - np.array(before.draft_depths)
     off_s, on_s = found.seconds_N2.sum(axis=0)
     rounds = found.stats.decode_rounds_total - before.decode_rounds_total
@@ -123,64 +120,9 @@ def _tokens_a_launch(found: Turns, before: EngineStats) -> float:
     return round((tokens - len(found.replies)) / rows, 2)
 
 
-# ---- steps ------------------------------------------------------------------------------------------
-
-
 def steps(bench: Bench, a: argparse.Namespace) -> dict[str, Any]:
-    """Medians of several calibrations with a finer grid."""
     del a
-    trunk = bench.with_head.trunk
-    store = trunk.store(sessions=1, context_tokens=256)
-    session = store.open()
-    trunk.forward(session, list(range(1, 101)), "none")
-    launch_s = {
-        rows: _median(lambda rows=rows: _launch(bench, session, rows)) for rows in range(1, 9)
-    }
-    step_s = {n: _median(lambda n=n: _draft(bench, session, n)) for n in range(1, 8)}
-    break_even = {}
-    for n in range(1, 8):
-        need = (launch_s[1 + n] + step_s[n]) / launch_s[
-            1
-        ]  # tokens a round that drafting has to bring
-        break_even[n] = _acceptance(need - 1, n)
-    return {
-        "launch_ms": {n: round(s * 1e3, 3) for n, s in launch_s.items()},
-        "draft_ms": {n: round(s * 1e3, 3) for n, s in step_s.items()},
-        "break_even_acceptance": break_even,
-    }
-
-
-def _acceptance(tokens: float, n: int) -> float | None:
-    """p with p + p^2 + ... + p^n = tokens; None when even p = 1 does not reach it."""
-    grid = np.linspace(0, 1, 1001)
-    total = sum(grid**k for k in range(1, n + 1))
-    enough = np.flatnonzero(total >= tokens)
-    return round(float(grid[enough[0]]), 3) if len(enough) else None
-
-
-def _median(once: Any, repeats: int = 15) -> float:
-    once()
-    return statistics.median(once() for _ in range(repeats))
-
-
-def _launch(bench: Bench, session: Any, rows: int) -> float:
-    began_s = bench.clock()
-    bench.with_head.trunk.forward(session, range(1, rows + 1), "all")
-    seconds = bench.clock() - began_s
-    session.rewind(rows)
-    return seconds
-
-
-def _draft(bench: Bench, session: Any, n: int) -> float:
-    head = bench.with_head.trunk.head
-    session.reserve(1 + n)
-    began_s = bench.clock()
-    _, chain = head.begin([session], [1])
-    for _ in range(n - 1):
-        _, chain = head.extend(chain, [1])
-    seconds = bench.clock() - began_s
-    session.trim()
-    return seconds
+    return step_report(bench.with_head.trunk, bench.clock)
 
 
 if __name__ == "__main__":

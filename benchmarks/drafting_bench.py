@@ -12,19 +12,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from drafting_turns import step_loop
 
 from civetta.cache.off import NoCache
 from civetta.cache.setup import build_cache, plan_cache
 from civetta.decode.lookup import TextIndex
-from civetta.decode.stream import TokenText
 from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
 from civetta.engine.load import TrunkModel, load_trunk_only
 from civetta.engine.load_vision import find_vision, image_support
-from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.memory import state_sizes
 from civetta.engine.protocol import Finished, GenerateRequest, ModelInfo, TokenEvent
-from civetta.engine.scheduler import Budget
 from civetta.engine.speculation import Drafting
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.vision_build import LazyTower
@@ -41,6 +39,8 @@ from civetta.types import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from civetta.engine.loop import StepLoop
 
 PROSE = [
     "Tell me a story about a fox who finds a lantern.",
@@ -161,24 +161,9 @@ class Bench:
 
     def loop(self, users: int, mode: str) -> StepLoop:
         """The step loop of such an engine alone, for a caller that takes the steps itself."""
-        loaded = self.plain if mode == "off" else self.with_head
-        store = loaded.trunk.store(sessions=users, context_tokens=self.context)
-        budget = Budget(sessions=users, prefill_batch=self.context, prefill_chunk=self.context)
-        limits = LoopLimits(
-            budget=budget,
-            max_pending=1000,
-            context_tokens=self.context,
-            max_text_bytes=1 << 20,
-            max_unread=1 << 20,
-            end_ids=frozenset(),
-        )
-        return StepLoop(
-            TrunkModel(loaded.trunk, store),
-            limits,
-            new_text=lambda stops: TokenText(loaded.tokenizer, stops),
-            clock=self.clock,
-            drafting=self._drafting(mode, 7),
-        )
+        trunk = self.plain.trunk if mode == "off" else self.with_head.trunk
+        drafting = self._drafting(mode, 7)
+        return step_loop(trunk, drafting, users=users, context=self.context, clock=self.clock)
 
     def _drafting(self, mode: str, most: int, *, fixed: bool = False) -> Drafting | None:
         if mode == "off" or not most:

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from civetta.decode.stream import TokenText
+from civetta.engine.load import TrunkModel
+from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.outbox import OutboxStream
 from civetta.engine.protocol import Finished, TokenEvent
+from civetta.engine.scheduler import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from drafting_bench import Bench
-
-    from civetta.engine.loop import StepLoop
     from civetta.engine.protocol import EngineStats, GenerateRequest
+    from civetta.engine.speculation import Drafting
+    from civetta.model.trunk import Trunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +51,17 @@ class Turns:
 
 
 def take_turns(
-    bench: Bench,
-    mode: str,
+    loops: tuple[StepLoop, StepLoop],
     users: int,
     requests: Sequence[GenerateRequest],
     *,
     stretch: int = 64,
-    loops: tuple[StepLoop, StepLoop] | None = None,
 ) -> Turns:
-    """Answer `requests`, `users` at a time, without drafts and in `mode`. Fails if a reply differs.
+    """Answer `requests`, `users` at a time, with both loops; the first one does not draft.
 
-    `loops`: what to use instead of two new ones, for instance those that have learnt already.
+    Fails if a reply differs. A stretch of the time is that of `stretch` tokens at the least.
     """
-    off, on = loops or (bench.loop(users, "off"), bench.loop(users, mode))
+    off, on = loops
     marks: list[tuple[float, float]] = [_decode_s(off, on)]
     begun = [loop.stats().generated_tokens_total for loop in (off, on)]
     replies: list[list[list[int]]] = [[], []]
@@ -89,6 +90,31 @@ def take_turns(
         tokens=off.stats().generated_tokens_total - begun[0],
         replies=replies[0],
         stats=on.stats(),
+    )
+
+
+def step_loop(
+    trunk: Trunk,
+    drafting: Drafting | None,
+    *,
+    users: int,
+    context: int,
+    clock: Callable[[], float],
+) -> StepLoop:
+    """An engine's loop without its thread, for a caller that takes the steps; texts are left out."""
+    return StepLoop(
+        TrunkModel(trunk, trunk.store(sessions=users, context_tokens=context)),
+        LoopLimits(
+            budget=Budget(sessions=users, prefill_batch=context, prefill_chunk=context),
+            max_pending=1000,
+            context_tokens=context,
+            max_text_bytes=1,
+            max_unread=1 << 20,
+            end_ids=frozenset(),
+        ),
+        new_text=lambda _: TokenText(None),
+        clock=clock,
+        drafting=drafting,
     )
 
 

@@ -47,3 +47,30 @@ def test_one_stop_of_the_machine_does_not_close_it():
     purse.drafted(1, 2, 1000.0, expected_s=1.0)
     assert purse.open
     assert purse.rounds >= START_ROUNDS - WORST_ROUND
+
+
+def test_plain_rounds_that_were_measured_in_a_slow_hour_make_no_gain_of_useless_drafts():
+    """Plain rounds took twice as long when they were measured; each draft round loses a fifth."""
+    purse, seconds, rounds = Purse(), 0.0, 4000
+    for _ in range(5):
+        purse.plain(1, 2.0)
+    for _ in range(rounds):
+        if purse.open:
+            purse.drafted(1, 1, 1.2, expected_s=1.0)
+            seconds += 1.2
+        else:
+            purse.plain(1, 1.0)
+            seconds += 1.0
+    assert seconds <= rounds * (1 + SHARE) + START_ROUNDS + WORST_ROUND
+
+
+def test_failed_rounds_fill_no_account():
+    purse = Purse()
+    purse.plain(1, 1.0)
+    before = purse.rounds
+    for _ in range(REFRESH):
+        purse.drafted(1, 1, 0.5, expected_s=1.0)  # as quick as no round with drafts can be
+    assert purse.rounds == before
+    assert not purse.open  # until a plain round is measured again
+    purse.plain(1, 1.0)
+    assert purse.open

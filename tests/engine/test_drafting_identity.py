@@ -69,6 +69,28 @@ def test_bound_replies_are_the_same(program, identity, kind):
         assert found["accepted"] > 0
 
 
+@pytest.mark.parametrize("tokens", [32, 120])
+def test_case_46_greedy_text_with_drafts_is_that_without_cold_and_cached(program, identity, tokens):
+    """Five prompts, prompts that repeat themselves among them; most drafts of this head stand."""
+    bench = identity.bench
+    prompts = [0, 5, 8, 12, 13] if tokens == 32 else [1]
+    asked = bench.requests(
+        [program.PROMPTS[i] for i in prompts], program.SAMPLINGS["greedy"], tokens
+    )
+    with bench.engine(2, "off") as engine:
+        wanted = [ids for ids, _ in program.run_all(engine, asked)]
+    with bench.engine(2, "mtp", fixed=True, cache_bytes=1 << 28) as engine:
+        for cached in (False, True):
+            found = program.run_all(engine, asked)
+            assert [ids for ids, _ in found] == wanted
+            assert not cached or all(end.usage.cached_tokens > 0 for _, end in found)
+        drafted, stood = (
+            engine.stats().draft_tokens_total,
+            engine.stats().draft_tokens_accepted_total,
+        )
+    assert stood > drafted / 3 > 0
+
+
 def test_a_difference_is_told(program, identity):
     """The comparison itself: a reply taken for wanted that is not the one computed."""
     part = program.Slice("greedy", "7", 4, first=0, last=2)
