@@ -165,3 +165,14 @@ def test_lengths_are_ragged():
     plan = plan_lengths([unsure, sure], cost(1.0, 0.1, 0.2), cost(0.001, 0.02, 0.02))
     assert plan.lengths[0] <= 1
     assert plan.lengths[1] >= 4
+
+
+def test_a_bad_start_of_a_depth_is_forgotten_while_shallower_drafts_stand():
+    accepted = Acceptance()
+    for _ in range(20):
+        accepted.record([8, 8, 8], 1, by_depth=True)
+    assert accepted.depth(1) < 0.2
+    for _ in range(500):
+        accepted.record([8], 1, by_depth=True)
+    assert accepted.depth(0) > 0.95
+    assert accepted.depth(1) > 0.55

@@ -32,7 +32,8 @@ class Acceptance:
     """How often drafts stood: per depth and per grade, newest verdicts weighing most.
 
     A request's own counts begin with what all requests before it showed (`parent`). The first
-    refused draft of a round is a failure; those behind it say nothing.
+    refused draft of a round is a failure; those behind it say nothing. What depths beyond it showed
+    fades all the same: a bad start would else keep them from being tried, and so from being known.
     """
 
     __slots__ = ("_depth", "_grade", "_keep", "_parent", "_trust")
@@ -56,11 +57,15 @@ class Acceptance:
 
     def record(self, grades: Sequence[int], accepted: int, *, by_depth: bool) -> None:
         """Learn from a verdict. `by_depth`: the head's drafts; looked-up ones have grades alone."""
-        for depth, grade in enumerate(grades[: accepted + 1]):
+        judged = grades[: accepted + 1]
+        for depth, grade in enumerate(judged):
             stood = int(depth < accepted)
             self._count(self._grade[grade], stood)
             if by_depth:
                 self._count(self._depth[depth], stood)
+        if by_depth:
+            for seen_2 in self._depth[len(judged) :]:
+                seen_2[:] = [self._keep * seen for seen in seen_2]
         if self._parent is not None:
             self._parent.record(grades, accepted, by_depth=by_depth)
 
