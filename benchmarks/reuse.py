@@ -1,11 +1,15 @@
 """What stored state saves: the second turn of a conversation, and identical prompts at once.
 
-    python benchmarks/reuse.py [-m MODEL] [--turn 12000] [--prompt 8000] [--rounds 3] [--save FILE]
+    python benchmarks/reuse.py [-m MODEL] [--turn 12000] [--prompt 8000] [--long 15000] [--rounds 3]
+                               [--save FILE]
+
+A length of 0 leaves that part out.
 
 - second turn: time to the first token of a prompt that goes on where an earlier reply ended,
   over that of the same prompt computed cold (`use_cache` off), the aim being 0.03;
-- four identical prompts at once over one alone (both cold), in turn, the aim being 1.3: by the clock
-  and by the processor time of the process, which other programs on the machine touch less;
+- four identical prompts at once over one alone (both cold), in turn and in swapped order every
+  second time, the aim being 1.3: by the clock and by the processor time of the process, which other
+  programs on the machine touch less;
 - a stream's largest gap between tokens while another user prefills --long tokens, over one chunk.
 """
 
@@ -44,11 +48,12 @@ def main() -> None:
         run.ask(run.prompt(512))
         report = {
             "threads": a.threads,
-            "second_turn": [run.second_turn(a.turn) for _ in range(a.rounds)],
-            "identical": [run.identical(a.prompt) for _ in range(a.rounds)],
-            "gap": [run.gap(a.long) for _ in range(1)],
+            "second_turn": [run.second_turn(a.turn) for _ in range(a.rounds if a.turn else 0)],
+            "identical": [run.identical(a.prompt, swapped=n % 2 == 1) for n in range(a.rounds)],
+            "gap": [run.gap(a.long)] if a.long else [],
         }
-    report["second_turn_ratio"] = median(report["second_turn"], "ratio")
+    if a.turn:
+        report["second_turn_ratio"] = median(report["second_turn"], "ratio")
     report["identical_ratio"] = median(report["identical"], "ratio")
     report["identical_cpu_ratio"] = median(report["identical"], "cpu_ratio")
     text = json.dumps(report, indent=2)
@@ -112,9 +117,9 @@ class Bench:
             "ratio": round(warm_s / cold_s, 4),
         }
 
-    def identical(self, n_tokens: int) -> dict[str, float]:
+    def identical(self, n_tokens: int, *, swapped: bool) -> dict[str, float]:
         times, cpu = {}, {}
-        for count in (1, 4):
+        for count in (4, 1) if swapped else (1, 4):
             ids = self.prompt(n_tokens)
             began_s, cpu_began_s = time.perf_counter(), time.process_time()
             streams = [self.ask(ids, client=str(i)) for i in range(count)]

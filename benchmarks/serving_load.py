@@ -1,4 +1,4 @@
-"""Throughput of several users against one at a time, in one run, A B A B.
+"""Throughput of several users against one at a time, in one run, A B B A.
 
     python benchmarks/serving_load.py [-m MODEL] [--users 1 2 4 8] [--prompt 256] [--reply 64]
                                       [--rounds 3] [--threads 2] [--save FILE]
@@ -60,8 +60,9 @@ def compare(a: argparse.Namespace, users: int) -> dict[str, object]:
         options = EngineOptions(sessions=sessions, max_pending=a.requests)
         sides[name] = load_engine(Settings(model=model, engine=options))
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for _ in range(a.rounds + 1):
-        for name, engine in sides.items():
+    for turn in range(a.rounds + 1):
+        order = list(sides.items())
+        for name, engine in order[::-1] if turn % 2 else order:
             runs[name].append(serve(engine, a))
     for engine in sides.values():
         engine.close()
