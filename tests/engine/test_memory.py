@@ -84,8 +84,17 @@ def test_a_context_that_cannot_fit_is_refused_with_the_numbers():
         plan(450_000_000)
     with pytest.raises(DeviceError, match="fewer --sessions"):
         plan(300_000_000)
-    with pytest.raises(DeviceError, match="smaller cache"):
+    with pytest.raises(DeviceError, match="a machine with more memory"):
         plan(0, sessions=1)
+
+
+def test_a_cache_that_leaves_no_room_is_the_one_to_shrink():
+    with pytest.raises(DeviceError, match=r"--cache-ram-bytes \d+ at most") as caught:
+        plan(10**9, cache_bytes=10**12)
+    most = int(str(caught.value).split("--cache-ram-bytes ")[1].split()[0])
+    assert plan(10**9, cache_bytes=most).pages >= 100
+    with pytest.raises(DeviceError):
+        plan(10**9, cache_bytes=most + 1)
 
 
 def test_weights_to_come_count_and_those_that_are_there_do_not():

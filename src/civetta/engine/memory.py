@@ -129,7 +129,8 @@ def plan_memory(needs: MemoryNeeds, *, available_bytes: int, cache_bytes: int = 
             f" {_gb(one * page_bytes)} of keys and values, and {_gb(available_bytes)} are free"
             f" for that, for {needs.sessions} x {_gb(needs.sizes.session_bytes)} of state,"
             f" {_gb(needs.budgeted_weights_bytes)} of weights, {_gb(cache_bytes)} of cache and"
-            f" {_gb(MARGIN_BYTES)} to work with." + _cure(fitting, needs.sessions)
+            f" {_gb(MARGIN_BYTES)} to work with."
+            + _cure(fitting, needs.sessions, left_bytes=free + cache_bytes - one * page_bytes)
         )
     return MemoryPlan(
         needs=needs,
@@ -169,12 +170,15 @@ def tell(plan: MemoryPlan) -> None:
         )
 
 
-def _cure(fitting_pages: int, sessions: int) -> str:
+def _cure(fitting_pages: int, sessions: int, *, left_bytes: int) -> str:
+    """What to change; `left_bytes`: what one context without any cache would leave."""
     if fitting_pages:
         return f" Start with --context {fitting_pages * PAGE_TOKENS} at most."
+    if left_bytes >= 0:
+        return f" Start with --cache-ram-bytes {left_bytes} at most."
     if sessions > 1:
         return " Start with fewer --sessions, or on a machine with more memory."
-    return " Start with a smaller cache, or on a machine with more memory."
+    return " Start on a machine with more memory."
 
 
 def _gb(count: int) -> str:
