@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import resource
-import struct
-import zlib
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import pictures
 from civetta.chat.image_rules import BadImage, ImageRules
 from civetta.chat.images import MAX_DECODED_PIXELS, decode_image, prepare_image
 from civetta.errors import UsageError
+from malformed import JPEG, MALFORMED, png_of
 
 RULES = ImageRules(patch=16, merge=2, temporal=2)
 
@@ -170,58 +171,6 @@ def test_16_bit_colour_and_interlace() -> None:
 # Malformed
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png_of(width, height, bits, colour, raw: bytes, *extra: tuple[bytes, bytes]) -> bytes:
-    """A PNG chunk by chunk; `raw` holds the rows without filter bytes."""
-    step = len(raw) // height if height else 0
-    rows = b"".join(b"\0" + raw[i * step : (i + 1) * step] for i in range(min(height, 64)))
-    head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
-    parts = [chunk(b"IHDR", head), *(chunk(*item) for item in extra)]
-    parts += [chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-PNG = pictures.encoded(pictures.noise(64, 48))
-JPEG = pictures.encoded(pictures.noise(64, 48), "JPEG")
-WEBP = pictures.encoded(pictures.noise(64, 48), "WEBP")
-GIF = pictures.encoded(pictures.noise(64, 48), "GIF")
-BMP = pictures.encoded(pictures.noise(64, 48), "BMP")
-
-MALFORMED = {
-    "empty": (b"", "empty"),
-    "text": (b"hello there", "no known image format"),
-    "html": (b"<html><body>404</body></html>", "no known image format"),
-    "svg": (b"<svg xmlns='x'/>", "it is SVG"),
-    "pdf": (b"%PDF-1.7", "it is PDF"),
-    "tiff": (pictures.encoded(pictures.noise(8, 8), "TIFF"), "it is TIFF"),
-    "avif": (b"\0\0\0\x20ftypavif" + b"\0" * 40, "it is AVIF"),
-    "heic": (b"\0\0\0\x20ftypheic" + b"\0" * 40, "it is HEIC"),
-    "png head only": (PNG[:8], "damaged or incomplete"),
-    "png cut": (PNG[: len(PNG) // 2], "damaged or incomplete"),
-    "png bad crc": (PNG[:50] + bytes([PNG[50] ^ 255]) + PNG[51:], "damaged or incomplete"),
-    "jpeg cut": (JPEG[: len(JPEG) // 2], "damaged or incomplete"),
-    "jpeg head only": (JPEG[:4], "damaged or incomplete"),
-    "webp cut": (WEBP[: len(WEBP) // 2], "damaged or incomplete"),
-    "gif cut": (GIF[: len(GIF) // 2], "damaged or incomplete"),
-    "bmp cut": (BMP[: len(BMP) // 2], "damaged or incomplete"),
-    "no width": (png_of(0, 5, 8, 2, b""), "damaged|no pixels"),
-    "bomb by header": (png_of(30000, 30000, 8, 2, b"\0" * 64), "pixels"),
-    "huge bomb": (png_of(2**31 - 1, 2**31 - 1, 8, 2, b"\0" * 64), "pixels"),
-    "gif bomb": (b"GIF89a\xff\xff\xff\xff\0\0\0," + b"\0\0\0\0\xff\xff\xff\xff\0\x02\0", "pixels"),
-    "bmp bomb": (BMP[:18] + struct.pack("<ii", 60000, 60000) + BMP[26:], "pixels"),
-    "bmp negative": (BMP[:18] + struct.pack("<ii", -5, -5) + BMP[26:], "pixels"),
-    "text chunk bomb": (
-        png_of(8, 8, 8, 0, b"\0" * 64, (b"zTXt", b"k\0\0" + zlib.compress(b"x" * 50_000_000))),
-        "damaged or incomplete",
-    ),
-    "strip": (pictures.encoded(pictures.flat(2010, 10, "red")), "one side may be 200 times"),
-    "too many bytes": (PNG + b"\0" * (21 << 20), "20971520 are the limit"),
-}
-
-
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_images_are_refused_with_a_reason(name) -> None:
     data, words = MALFORMED[name]
@@ -245,33 +194,17 @@ def test_the_stated_pixel_limit_is_the_limit() -> None:
         prepare_image(pictures.encoded(Image.new("1", (side + 1, 5793))), small)
 
 
-@pytest.mark.filterwarnings("ignore")  # decoders remark on what they skip
 def test_a_thousand_damaged_images_neither_crash_nor_fill_the_memory() -> None:
-    rng = random.Random(7)
-    bases = [PNG, JPEG, WEBP, GIF, BMP]
-    bases.append(pictures.encoded(Image.new("RGBA", (40, 40), (9, 9, 9, 9))))
-    bases.append(pictures.encoded(pictures.noise(30, 30).convert("P"), "PNG"))
-    bases.append(pictures.encoded(pictures.noise(33, 31), "JPEG", progressive=True))
-    rules = RULES.limited(4, 16)
-    refused = longest = 0
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(1000):
-        data = bytearray(bases[number % len(bases)])
-        for _ in range(rng.choice((1, 2, 8, 40))):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        if rng.random() < 0.2:
-            del data[rng.randrange(len(data)) :]
-        try:
-            image = prepare_image(bytes(data), rules)
-        except BadImage as error:
-            refused += 1
-            longest = max(longest, len(str(error)))
-        else:
-            assert image.tokens <= 16
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert 200 < refused < 1000
-    assert longest < 300
-    assert grown_kib < 600 << 10  # one image of the most pixels, as RGBA and as RGB, fits twice
+    program = Path(__file__).parents[1] / "image_fuzz.py"
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["read"] + found["refused"] == 1000
+    assert min(found["read"], found["refused"]) > 200
+    assert found["longest"] < 300
+    assert found["grown_kib"] < 600 << 10  # an image of the most pixels, as RGBA and as RGB, twice
 
 
 def test_pixels_are_not_kept_in_floats() -> None:
