@@ -15,6 +15,7 @@ from civetta.bench.case import token_stream
 from civetta.bench.phases import PHASES
 from civetta.bench.result import FIELDS
 from civetta.cli.main import root
+from civetta.decode import purse
 from civetta.errors import UsageError
 from civetta.model.build import load_trunk
 from civetta.model.tiny import write_tiny
@@ -171,7 +172,15 @@ def test_a_drawing_is_written(model: str, tmp_path: Path) -> None:
     assert len(found.findall(".//{*}circle")) == 2
 
 
+@pytest.fixture
+def no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reply may draft, whatever drafts seem to cost on a machine that is busy."""
+    for name in ("START_ROUNDS", "MOST_ROUNDS"):
+        monkeypatch.setattr(purse, name, 1e9)
+
+
 @pytest.mark.parametrize("mode", ["mtp", "lookup"])
+@pytest.mark.usefixtures("no_debt")
 def test_drafts_change_no_token(model: str, mode: str) -> None:
     """Each session's own tokens, at the start and deep in a context, plain and drafted in turn."""
     found = rows(
@@ -186,6 +195,38 @@ def test_drafts_change_no_token(model: str, mode: str) -> None:
         assert drafted["draft_tokens"] >= drafted["draft_tokens_accepted"] >= 0
         assert drafted["ratio_median"] > 0
     assert sum(row["draft_tokens"] or 0 for row in found) > 0
+
+
+@pytest.mark.parametrize("text", ["mixed", "repetitive"])
+@pytest.mark.usefixtures("no_debt")
+def test_texts_are_drafted_and_come_out_the_same(text: str) -> None:
+    """The embedded model, whose head is trained: drafts of both kinds of text stand."""
+    document = json.loads(
+        run(
+            *(
+                "-p",
+                "0",
+                "-n",
+                "24",
+                "-r",
+                "1",
+                "-d",
+                "80",
+                "-c",
+                "2",
+                "--text",
+                text,
+                "-o",
+                "json",
+            ),
+            *("--threads", "1", "--vs-args", "--speculative mtp"),
+        )
+    )
+    assert document["text"] == text
+    plain, drafted = document["rows"]
+    assert plain["ids_sha256"] == drafted["ids_sha256"]
+    assert drafted["same_output"]
+    assert drafted["draft_tokens"] > 0
 
 
 def test_a_draft_head_goes_on_from_a_full_page(model: str) -> None:
@@ -233,6 +274,7 @@ def test_drafts_have_a_table_of_their_own(model: str) -> None:
         (["--plot", "/nowhere/x.svg"], "cannot be written"),
         (["--prefill-batch", "5"], "--prefill-batch is '5'"),
         (["--seed", "-"], "--seed is '-'"),
+        (["--text", "prose"], "--text is 'prose': give one of random, mixed, repetitive"),
     ],
 )
 def test_wrong_use_is_named(model: str, args: list[str], words: str) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from civetta.bench import gpu
-from civetta.bench.case import token_stream
 from civetta.bench.drafted import DraftedReplies
 from civetta.bench.kernel_profile import profile_kernels
 from civetta.bench.phases import PhaseTimer, timed_trunk
+from civetta.bench.texts import stream
 from civetta.bench.usage import Usage, UsageWatch
 from civetta.decode.lengths import MOST_DRAFTS
 from civetta.errors import LogitsInvalid
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How often, from which seed, and what to look at besides the time."""
+    """How often, which tokens (texts.py), and what to look at besides the time."""
 
     repetitions: int
     seed: int = 0
+    text: str = "random"
     phases: bool = False
     memory: bool = False
 
@@ -122,7 +123,14 @@ class _Bench:
         trunk = subject.trunk
         self._trunk: Trunk = trunk if self._timer is None else timed_trunk(trunk, self._timer)
         self._streams = [
-            token_stream(options.seed, i, case.context_tokens, trunk.config.vocab)
+            stream(
+                options.text,
+                seed=options.seed,
+                session=i,
+                count=case.context_tokens,
+                vocab=trunk.config.vocab,
+                tokenizer=subject.tokenizer,
+            )
             for i in range(case.sessions)
         ]
         self._drafts = subject.drafting is not None and case.kind == "decode"

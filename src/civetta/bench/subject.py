@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from civetta.bench.case import RandomModel
+    from civetta.chat.tokenizer import Tokenizer
     from civetta.engine.speculation import Drafting
     from civetta.model.trunk import Trunk
     from civetta.options import Settings
@@ -46,6 +47,7 @@ class Subject:
     prefill_batch: int
     known: dict[str, str | int]
     drafting: Drafting | None = None
+    tokenizer: Tokenizer | None = None
 
     def activate(self) -> None:
         """Set what is one setting for the whole process: its compute threads."""
@@ -74,6 +76,7 @@ def load_subject(label: str, settings: Settings) -> Subject:
         context_tokens=loaded.context_tokens,
         prefill_batch=settings.engine.batch_on(loaded.device),
         drafting=drafting_of(settings.drafting, loaded.trunk),
+        tokenizer=loaded.tokenizer,
         known={
             "model": loaded.path.name if settings.model.model is not None else "civetta-nano",
             "model_bytes": sum(info.nbytes for info in tensors),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from civetta.bench.case import RandomModel, check_fits, make_cases
+from civetta.bench.texts import TEXTS
 from civetta.cli.diagnose import machine_facts
 from civetta.cli.options import parse_flags, settings_command
 from civetta.errors import UsageError
@@ -150,6 +151,13 @@ def one_number(flag: str, low: int, high: int) -> Callable[[str], int]:
     help="Seed of the token stream. [0]",
 )
 @click.option(
+    "--text",
+    metavar="KIND",
+    default="random",
+    help="Tokens of the stream: random ids, mixed text (prose, code, lists, data), or repetitive text."
+    " A reply goes on from the depth, so give -d with a text. [random]",
+)
+@click.option(
     "--random-weights",
     "mix",
     metavar="TYPES",
@@ -187,15 +195,18 @@ def bench(
     profile: bool,
     plot: str | None,
     seed: int,
+    text: str,
 ) -> int:
     """Measure tokens a second of prefill (pp) and decoding (tg), warmed up, greedy.
 
     With --speculative, tg cases go through the engine's loop, drafts and all; ids stay the same.
-    A session's tokens are a fixed pseudo-random stream. Exit status 1 when a setting's output
+    A session's tokens are a fixed stream, see --text. Exit status 1 when a setting's output
     differs from its own of another repetition or number of sessions.
     """
     if form not in FORMATS:
         raise UsageError(f"-o is {form[:40]!r}: give one of {', '.join(FORMATS)}.")
+    if text not in TEXTS:
+        raise UsageError(f"--text is {text[:40]!r}: give one of {', '.join(TEXTS)}.")
     if plot is not None and not plot.endswith(".svg"):
         raise UsageError(f"--plot draws SVG and {plot!r} does not end in .svg: name such a file.")
     wanted = _random_model(mix, layers, ngram_base, settings)
@@ -210,11 +221,13 @@ def bench(
     from civetta.bench.run import Options
     from civetta.bench.table import WRITERS
 
-    head = _head(seed, vs_args)
+    head = _head(seed, text, vs_args)
     with _opened(plot) as drawing, ExitStack() as held:
         subjects = _load(groups, cases, held, wanted)
         writer = WRITERS[form](lambda text: click.echo(text, nl=False), head)
-        options = Options(repetitions=repetitions, seed=seed, phases=phases, memory=memory)
+        options = Options(
+            repetitions=repetitions, seed=seed, text=text, phases=phases, memory=memory
+        )
         if profile:
             _check_gpu(subjects)
         status = _run(cases, subjects, options, writer, drawing)
@@ -328,13 +341,14 @@ def _changed(settings: Settings, vs_args: str) -> Settings:
     return replace(settings, **topics)
 
 
-def _head(seed: int, vs_args: str | None) -> dict[str, object]:
+def _head(seed: int, text: str, vs_args: str | None) -> dict[str, object]:
     """What all rows have in common."""
     import torch
 
     names = ("civetta", "system", "machine", "cpu", "cores_usable")
     facts = machine_facts()
-    head = {name: facts[name] for name in names} | {"torch": str(torch.__version__), "seed": seed}
+    head = {name: facts[name] for name in names} | {"torch": str(torch.__version__)}
+    head |= {"seed": seed, "text": text}
     return head if vs_args is None else head | {"setting_b": vs_args}
 
 
