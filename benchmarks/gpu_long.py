@@ -7,8 +7,8 @@ A tiny checkpoint (model/tiny.py) is given a context of exactly `--tokens`. `ref
 the CPU's float32 path, the last row among them: the context is full there. `check` hashes all rows for
 batches of 512 and 4096 and with the last rows one by one, in float32, float16 and bfloat16, and
 compares them with the reference in float32. Then come checkpoints whose router, embedding or all
-weights are zero, and prompts of one token: nothing may be NaN or infinite. Exits 1 when a bound is
-missed.
+weights are zero, and prompts of one token: nothing may be NaN or infinite. Then fresh memory is filled
+with NaN, whatever it is for, and the answer must stay the same. Exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from civetta.model.tiny import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 KEPT_ROWS = 400
 ZEROED: dict[str, Callable[[str], bool]] = {
@@ -112,6 +113,44 @@ def extremes(folder: Path, device: str) -> dict[str, bool]:
     return found
 
 
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fresh tensors are full of NaN (numbers) or of large values (integers) while the block runs."""
+    makers = {name: getattr(torch, name) for name in ("empty", "empty_like")}
+
+    def filled(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*args: Any, **named: Any) -> torch.Tensor:
+            x = make(*args, **named)
+            return x.fill_(
+                float("nan") if x.is_floating_point() else 1 << 30 if x.dtype.itemsize > 2 else 99
+            )
+
+        return run
+
+    for name, make in makers.items():
+        setattr(torch, name, filled(make))
+    try:
+        yield
+    finally:
+        for name, make in makers.items():
+            setattr(torch, name, make)
+
+
+def fresh_memory(folder: Path, device: str) -> dict[str, bool]:
+    """Whether logits stay what they are when fresh memory is poisoned, by dtype."""
+    checked, found = check_checkpoint(write_model(folder, 640)), {}
+    edges = [0, 300, 600, 608, 617, 618, 619, 620, 640]
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        digests = []
+        for around in (nullcontext, poisoned):
+            with around():
+                trunk = trunk_of(checked, dtype, device)
+                digests.append(digest(logits_in_cuts(trunk, ids_of(640), edges)))
+                trunk.close()
+        found[str(dtype)[6:]] = digests[0] == digests[1]
+    return found
+
+
 def check(args: argparse.Namespace, folder: Path) -> int:
     report: dict[str, Any] = {}
     with np.load(args.file) as data:
@@ -119,7 +158,9 @@ def check(args: argparse.Namespace, folder: Path) -> int:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             report[str(dtype)[6:]] = long_prompt(data, dtype, model, args.device)
     report["extremes"] = found = extremes(folder / "extremes", args.device)
+    report["fresh memory"] = fresh = fresh_memory(folder / "fresh", args.device)
     missed = [name for name, finite in found.items() if not finite]
+    missed += [f"{dtype}: poisoned memory shows" for dtype, same in fresh.items() if not same]
     for dtype in ("float32", "float16", "bfloat16"):
         missed += [f"{dtype} {key}" for key in ("one_answer", "finite") if not report[dtype][key]]
     if not report["float32"]["relative_error"] <= 1e-3:
