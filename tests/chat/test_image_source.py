@@ -53,7 +53,7 @@ def test_broken_data_urls_are_refused(url, words) -> None:
     with pytest.raises(BadImage, match=words):
         read_data_url(url)
     with pytest.raises(ImageInvalid, match="Image 3 cannot be used: .*" + words) as caught:
-        image_part(url, index=3, param="messages[0]", allow_urls=False)
+        image_part(url, index=3, param="messages[0]")
     assert (caught.value.code, caught.value.index) == ("invalid_image", 3)
     assert caught.value.param == "messages[0]"
 
@@ -61,15 +61,15 @@ def test_broken_data_urls_are_refused(url, words) -> None:
 @pytest.mark.parametrize("url", ["https://x.test/a.png", "http://x.test/a.png"])
 def test_addresses_need_the_flag(url) -> None:
     with pytest.raises(ImageInvalid, match="--allow-image-urls is off"):
-        image_part(url, index=1, param="p", allow_urls=False)
+        image_part(url, index=1, param="p")
 
 
 def test_only_https_is_fetched() -> None:
-    part = image_part("https://x.test/a.png", index=1, param="p", allow_urls=True)
+    part = image_part("https://x.test/a.png", index=1, param="p", fetch=str.encode)
     assert part.payload.url == "https://x.test/a.png"
     for url in ("http://x.test/a", "ftp://x.test/a", "file:///etc/passwd", "/etc/passwd", "", "x"):
         with pytest.raises(ImageInvalid):
-            image_part(url, index=1, param="p", allow_urls=True)
+            image_part(url, index=1, param="p", fetch=str.encode)
 
 
 def test_files_are_read(tmp_path) -> None:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from civetta.chat.image_rules import BadImage
-from civetta.chat.image_url import ImageFetcher, is_public
+from civetta.chat.image_url import ImageFetcher, RequestFetcher, is_public
 
 # Made for images.test and other.test, valid to 2126; it protects nothing.
 CERTIFICATE = """\
@@ -262,12 +262,14 @@ def test_malformed_addresses_are_refused(server, address) -> None:
         fetcher(server).fetch(address)
 
 
-PUBLIC = ["93.184.215.14", "8.8.8.8", "2606:2800:21f:cb07::1"]
+PUBLIC = ["93.184.215.14", "8.8.8.8", "2606:2800:21f:cb07::1", "2001:470::5efe:8.8.8.8"]
 PRIVATE = [
     "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
     "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1",
     "::1", "::", "fe80::1", "fc00::1", "fec0::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
     "2002:7f00:1::", "64:ff9b::a00:1", "64:ff9b::7f00:1", "2001:db8::1", "2001:0:4136:e378::",
+    "192.0.0.8", "192.0.0.170", "192.88.99.1", "168.63.129.16", "3fff::1", "5f00::1", "2002:c058:6301::",
+    "2001:470::5efe:127.0.0.1", "2001:470::200:5efe:10.0.0.1", "64:ff9b::a83f:8110",
 ]  # fmt: skip
 
 
@@ -275,3 +277,26 @@ def test_which_addresses_are_public() -> None:
     assert all(is_public(ipaddress.ip_address(text)) for text in PUBLIC)
     wrong = [text for text in PRIVATE if is_public(ipaddress.ip_address(text))]
     assert wrong == []
+
+
+class Slow(ImageFetcher):
+    """Takes all the time it is given, or three seconds, of a clock that is told."""
+
+    def fetch(self, url):
+        NOW_S[0] += min(3.0, self.timeout_s)
+        ASKED.append(self.timeout_s)
+        return b"bytes"
+
+
+NOW_S, ASKED = [0.0], []
+
+
+def test_the_images_of_one_request_have_a_time_together() -> None:
+    ASKED.clear()
+    fetching = RequestFetcher(Slow(timeout_s=15.0), total_s=7.0, clock=lambda: NOW_S[0])
+    for _ in range(3):
+        assert fetching.fetch("https://images.test/") == b"bytes"
+    assert ASKED == [7.0, 4.0, 1.0]  # the last one gets what is left
+    with pytest.raises(BadImage, match="images before it took all of the 7 s"):
+        fetching.fetch("https://images.test/")
+    assert len(ASKED) == 3

@@ -315,7 +315,7 @@ def test_placeholders_that_disagree_are_refused(model, tmp_path):
 
 def test_image_parts_of_requests_have_an_identity():
     url = pictures.data_url(RED)
-    parts = [image_part(url, index=i, param="p", allow_urls=False) for i in (1, 2)]
+    parts = [image_part(url, index=i, param="p") for i in (1, 2)]
     assert all(isinstance(part, ImagePart) for part in parts)
     assert parts[0].digest == parts[1].digest
     assert parts[0].payload.index == 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from civetta.api.fields import refuse
 from civetta.chat.image_source import image_part
+from civetta.chat.image_url import RequestFetcher
 from civetta.chat.video_source import frames_part, video_part
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class ImageParts:
     """Turns the images and videos of one request into parts; each gets the next number."""
 
     def __init__(self, *, allow_urls: bool) -> None:
-        self._allow_urls = allow_urls
+        self._fetch = RequestFetcher().fetch if allow_urls else None
         self._count = 0
         self._videos = 0
 
@@ -48,7 +49,7 @@ class ImageParts:
                 "images are read at full resolution, so only auto and high are accepted; send a"
                 " smaller picture, or start the server with --image-max-tokens",
             )
-        return image_part(url, index=self._count, param=param, allow_urls=self._allow_urls)
+        return image_part(url, index=self._count, param=param, fetch=self._fetch)
 
     def take_video(self, url: str, param: str, *, fps: float | None = None) -> VideoPart:
         """The part for the next video, a data URL found at `param`. Raises VideoInvalid."""

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from civetta.chat.image_rules import BadImage
-from civetta.chat.image_url import ImageFetcher
 from civetta.chat.message import ImagePart
 from civetta.errors import ImageInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from civetta.chat.message import VideoPart
 
 _LABELS = {
     "image/png": "PNG",
@@ -78,15 +79,17 @@ class ImageAddress:
     index: int
     url: str
     param: str | None = None
-    fetch: Callable[[str], bytes] = field(default_factory=lambda: ImageFetcher().fetch)
+    fetch: Callable[[str], bytes]
 
     def read(self) -> EncodedImage:
         """Fetch it; raises BadImage."""
         return EncodedImage(data=self.fetch(self.url))
 
 
-def image_part(url: str, *, index: int, param: str, allow_urls: bool) -> ImagePart:
-    """The part for a data URL, or for an https address where `allow_urls` says so.
+def image_part(
+    url: str, *, index: int, param: str, fetch: Callable[[str], bytes] | None = None
+) -> ImagePart:
+    """The part for a data URL, or for an https address where there is something to `fetch` it.
 
     Raises ImageInvalid for anything else, and for a data URL that is not well-formed.
     """
@@ -95,16 +98,22 @@ def image_part(url: str, *, index: int, param: str, allow_urls: bool) -> ImagePa
         if scheme == "data":
             image = read_data_url(url)
             return _part(image.data, ImageBytes(index=index, image=image, param=param))
-        if scheme == "https" and allow_urls:
-            return _part(url.encode(), ImageAddress(index=index, url=url, param=param))
+        if scheme == "https" and fetch is not None:
+            address = ImageAddress(index=index, url=url, param=param, fetch=fetch)
+            return _part(url.encode(), address)
     except BadImage as error:
         raise ImageInvalid(str(error), index=index, param=param) from error
     if scheme in ("http", "https"):
-        cure = "only https is fetched" if allow_urls else "--allow-image-urls is off"
+        cure = "only https is fetched" if fetch is not None else "--allow-image-urls is off"
         reason = f"it is an address on the network, and {cure}; send it as a data URL"
     else:
         reason = f"{url[:_SHOWN_CHARS]!r} is no data URL (data:image/png;base64,...)"
     raise ImageInvalid(reason, index=index, param=param)
+
+
+def is_fetched(part: ImagePart | VideoPart) -> bool:
+    """Whether a part's bytes come over the network when it is read."""
+    return isinstance(part.payload, ImageAddress)
 
 
 def file_part(path: Path, *, index: int) -> ImagePart:

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -25,11 +25,20 @@ if TYPE_CHECKING:
 MAX_BYTES = 20 << 20
 TIMEOUT_S = 15.0
 MAX_REDIRECTS = 3
+TOTAL_S = 30.0
+"""What all addresses of one request may take together."""
 _PIECE_BYTES = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
 # A picture whose server knows no type for it comes as bytes; decoding tells what it is.
 _BYTES = ("application/octet-stream", "binary/octet-stream")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Not public either: the protocols' own addresses, documentation, relays, and the address at which
+# virtual machines of one cloud reach their host. Python's own table differs from version to version.
+_INNER = tuple(
+    ipaddress.ip_network(text)
+    for text in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20", "5f00::/16")
+)
+_ISATAP = 0x5EFE
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -41,10 +50,14 @@ def is_public(address: Address) -> bool:
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is None and int(address) >> 32 & 0xFDFF_FFFF == _ISATAP:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if inner is not None:
             return is_public(inner)
         if address.teredo is not None or address.is_site_local:
             return False
+    if any(address in network for network in _INNER):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
@@ -168,6 +181,35 @@ class ImageFetcher:
         if reply.length:
             raise BadImage("its transfer broke off")
         return b"".join(pieces)
+
+
+class RequestFetcher:
+    """Fetches the images of one request, within a time for all of them; used by one thread."""
+
+    def __init__(
+        self,
+        fetcher: ImageFetcher | None = None,
+        *,
+        total_s: float = TOTAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fetcher, self._total_s, self._clock = fetcher, total_s, clock
+        self._left_s = total_s
+
+    def fetch(self, url: str) -> bytes:
+        """The body of what the address names; raises BadImage."""
+        if self._left_s <= 0:
+            raise BadImage(
+                f"the images before it took all of the {self._total_s:g} s in which those of one"
+                " request are fetched; send data URLs"
+            )
+        self._fetcher = self._fetcher or ImageFetcher()  # which reads the trusted certificates
+        within_s = min(self._fetcher.timeout_s, self._left_s)
+        began_s = self._clock()
+        try:
+            return replace(self._fetcher, timeout_s=within_s).fetch(url)
+        finally:
+            self._left_s -= self._clock() - began_s
 
 
 def _check_type(reply: http.client.HTTPResponse, host: str) -> None:

@@ -17,6 +17,7 @@ from civetta.chat.template import TemplateOptions
 from civetta.chat.video_text import with_times
 from civetta.decode.presets import resolve
 from civetta.engine.constraining import constraint_of
+from civetta.engine.fetching import read_beside
 from civetta.engine.protocol import (
     Finished,
     GenerateRequest,
@@ -164,7 +165,7 @@ class ChatClient:
         Raises RequestInvalid, TemplateError, TokenizerError, ContextOverflow, EngineBusy or
         EngineClosed before anything runs. Failures after that raise from the stream.
         """
-        prepared = await asyncio.to_thread(self.prepare, conversation, options)
+        prepared = await self.prepared(conversation, options)
         if prepared.request.constraint is None:
             return self.submit(prepared)
         return await asyncio.to_thread(self.submit, prepared)
@@ -179,7 +180,7 @@ class ChatClient:
         self, conversation: Conversation, options: ReplyOptions, n: int
     ) -> list[ReplyStream]:
         """Queue n replies to one prompt, whose seeds follow each other; raises as `generate` does."""
-        return await asyncio.to_thread(self._generate_choices, conversation, options, n)
+        return await read_beside(self._generate_choices, conversation, options, n)
 
     def _generate_choices(
         self, conversation: Conversation, options: ReplyOptions, n: int
@@ -191,6 +192,12 @@ class ChatClient:
             ReplyStream(stream, replace(prepared, request=request))
             for stream, request in zip(streams, asked, strict=True)
         ]
+
+    async def prepared(
+        self, conversation: Conversation, options: ReplyOptions | None = None
+    ) -> PreparedReply:
+        """`prepare` on a worker thread."""
+        return await read_beside(self.prepare, conversation, options)
 
     def prepare(
         self, conversation: Conversation, options: ReplyOptions | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from civetta.api.asking import client_for, options_for
@@ -54,7 +53,7 @@ async def count_tokens(request: Request) -> Response:
     fields, dropped = await read_request(request, MessagesFields, spelled="messages")
     neutral("stream", fields.stream, False, "tokens are counted at once")
     conversation, options, unused = _asked(request, fields)
-    prepared = await asyncio.to_thread(client_for(request).prepare, conversation, options)
+    prepared = await client_for(request).prepared(conversation, options)
     asked = prepared.request
     return json_response(
         {"input_tokens": len(asked.prompt_ids)},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,7 +86,7 @@ async def count(request: Request) -> Response:
     neutral("stream", fields.stream, False, "tokens are counted at once")
     asked = await _read(request, fields)
     options = _reply_options(request, fields, asked)
-    prepared = await asyncio.to_thread(client_for(request).prepare, asked.conversation, options)
+    prepared = await client_for(request).prepared(asked.conversation, options)
     tokens = len(prepared.request.prompt_ids)
     constraint = prepared.request.constraint
     headers = ignored_header(request, dropped + asked.unused, constraint)
