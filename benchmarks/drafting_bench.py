@@ -144,12 +144,11 @@ class Bench:
         store = loaded.trunk.store(sessions=users, context_tokens=self.context, pages=pages)
         cache = NoCache() if not cache_bytes else build_cache(options, plan, store, model=str)
         vision = find_vision(VisionOptions(), loaded.checked)
-        images, tower = None, None
+        images = None
         if vision is not None:
             images = image_support(vision, loaded.checked, loaded.tokenizer)
-            tower = LazyTower(vision, dtype=loaded.trunk.dtype, ops=loaded.ops)
         return Engine(
-            TrunkModel(loaded.trunk, store, tower),
+            TrunkModel(loaded.trunk, store, _tower(loaded)),
             replace(_info(loaded, self.context), images=images),
             tokenizer=loaded.tokenizer,
             template=loaded.template,
@@ -159,11 +158,17 @@ class Bench:
             drafting=drafting,
         )
 
-    def loop(self, users: int, mode: str) -> StepLoop:
+    def loop(self, users: int, mode: str, most: int = 7, *, fixed: bool = False) -> StepLoop:
         """The step loop of such an engine alone, for a caller that takes the steps itself."""
-        trunk = self.plain.trunk if mode == "off" else self.with_head.trunk
-        drafting = self._drafting(mode, 7)
-        return step_loop(trunk, drafting, users=users, context=self.context, clock=self.clock)
+        loaded = self.plain if mode == "off" else self.with_head
+        return step_loop(
+            loaded.trunk,
+            self._drafting(mode, most, fixed=fixed),
+            users=users,
+            context=self.context,
+            clock=self.clock,
+            tower=_tower(loaded),
+        )
 
     def _drafting(self, mode: str, most: int, *, fixed: bool = False) -> Drafting | None:
         if mode == "off" or not most:
@@ -232,6 +237,13 @@ def with_random_head(model: Path, folder: Path) -> Path:
     text = json.dumps({"metadata": {}, "weight_map": index})
     (folder / "model.safetensors.index.json").write_text(text)
     return folder
+
+
+def _tower(loaded: Any) -> LazyTower | None:
+    vision = find_vision(VisionOptions(), loaded.checked)
+    if vision is None:
+        return None
+    return LazyTower(vision, dtype=loaded.trunk.dtype, ops=loaded.ops)
 
 
 def _info(loaded: Any, context: int) -> ModelInfo:

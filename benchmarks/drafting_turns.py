@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from civetta.engine.protocol import EngineStats, GenerateRequest
     from civetta.engine.speculation import Drafting
     from civetta.model.trunk import Trunk
+    from civetta.model.vision_build import LazyTower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ def take_turns(
     *,
     stretch: int = 64,
 ) -> Turns:
-    """Answer `requests`, `users` at a time, with both loops; the first one does not draft.
+    """Answer `requests`, `users` at a time, with both loops, of which the first is the measure.
 
     Fails if a reply differs. A stretch of the time is that of `stretch` tokens at the least.
     """
@@ -82,7 +83,7 @@ def take_turns(
                 marks.append(_decode_s(off, on))
         for side, own in zip(replies, boxes, strict=True):
             side += [_ids(box) for box in own]
-    assert replies[0] == replies[1], "drafting changed a reply"
+    assert replies[0] == replies[1], "the loops say different things"
     marks.append(_decode_s(off, on))
     seconds_N2 = np.diff(np.array(marks), axis=0)
     return Turns(
@@ -100,10 +101,11 @@ def step_loop(
     users: int,
     context: int,
     clock: Callable[[], float],
+    tower: LazyTower | None = None,
 ) -> StepLoop:
     """An engine's loop without its thread, for a caller that takes the steps; texts are left out."""
     return StepLoop(
-        TrunkModel(trunk, trunk.store(sessions=users, context_tokens=context)),
+        TrunkModel(trunk, trunk.store(sessions=users, context_tokens=context), tower),
         LoopLimits(
             budget=Budget(sessions=users, prefill_batch=context, prefill_chunk=context),
             max_pending=1000,

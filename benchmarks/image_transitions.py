@@ -3,17 +3,17 @@
     python benchmarks/image_transitions.py [--cycles 8] [--tokens 64]
         [--modes off,fixed,mtp] [--save FILE]
 
-One engine gets long texts and pictures by turns, in a circle that has every order of three requests:
-text, text, text, images, images, images, text, images. Each of its requests runs at the same time as
-the same request on an engine that only ever sees this kind; the ratio of their decoding times a token
-goes to the order of the last three requests, and their replies have to be the same.
+One step loop gets long texts and pictures by turns, in a circle that has every order of three
+requests: text, text, text, images, images, images, text, images. Each of its requests is answered in
+turn, step by step, with a loop that only ever sees this kind, in one thread; the ratio of their
+decoding times a token goes to the order of the last three requests, and their replies have to be the
+same.
 
-Time is the step threads' processor time, one thread each. Side by side the two suffer alike from
-whatever else the machine does: the same request against itself gave ratios that spread by 1.4 % side
-by side and by 10.6 % one after the other, with sixteen programs on two cores. Without a cache, so that
-each request is computed. Runs the embedded model: without drafts ("off"), with three drafts of its
-head a round ("fixed"), and with lengths chosen as when serving ("mtp"). The last one learns from every
-reply what drafts bring, so that engines with different pasts choose differently.
+Time is processor time. Without a cache, so that each request is computed. Runs the embedded model:
+without drafts ("off"), with three drafts of its head a round ("fixed"), and with lengths chosen as when
+serving ("mtp"). The last one learns from what rounds took, so that loops may choose differently; what
+it learns from replies alone does not cross from one kind to the other
+(tests/engine/test_image_lengths.py).
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ import json
 import math
 import statistics
 import sys
-import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafting_bench import Bench, run_all
+from drafting_bench import Bench
+from drafting_turns import take_turns
 from images import conversation
 
 from civetta.model.embedded import embedded_model_path
 
 if TYPE_CHECKING:
-    from civetta.engine.engine import Engine
-    from civetta.engine.protocol import GenerateRequest
+    from civetta.engine.loop import StepLoop
 
 CIRCLE = ("text", "text", "text", "images", "images", "images", "text", "images")
 BOUND = 1.03
@@ -59,55 +58,35 @@ def main() -> None:
 
 
 def measured(bench: Bench, mode: str, cycles: int, tokens: int) -> dict[str, Any]:
-    """What each order's last request took, against the engine that knows its kind alone."""
+    """What each order's last request took, against the loop that knows its kind alone."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    replies: dict[str, list[int]] = {}
-    with made(bench, mode) as mixed, made(bench, mode) as text:  # noqa: SIM117
-        with made(bench, mode) as images:
-            alone = {"text": text, "images": images}
-            asked = {kind: conversation(mixed, kind, tokens) for kind in alone}
-            for kind, engine in alone.items():  # first requests bring weights and caches in
-                side_by_side((mixed, engine), asked[kind])
-            for cycle in range(cycles):
-                for place, kind in enumerate(CIRCLE):
-                    pair = (mixed, alone[kind]) if cycle % 2 else (alone[kind], mixed)
-                    first, second = side_by_side(pair, asked[kind])
-                    assert first[1] == second[1] == replies.setdefault(kind, first[1]), (
-                        "a reply depends on what came before"
-                    )
-                    times = (first[0], second[0]) if cycle % 2 else (second[0], first[0])
-                    # Negative places reach back into the cycle before.
-                    order = (CIRCLE[place - 2], CIRCLE[place - 1], kind)
-                    if cycle or place >= 2:
-                        found[", ".join(order)].append(times)
-                print(mode, cycle, summary(found), file=sys.stderr)
+    with bench.engine(1, "off") as engine:
+        asked = {kind: conversation(engine, kind, tokens) for kind in ("text", "images")}
+    mixed, alone = made(bench, mode), {kind: made(bench, mode) for kind in asked}
+    for kind, loop in alone.items():  # first requests bring weights and caches in
+        take_turns((loop, mixed), 1, [asked[kind]])
+    for cycle in range(cycles):
+        for place, kind in enumerate(CIRCLE):
+            pair = (mixed, alone[kind])
+            before_s = [loop.stats().decode_s_total for loop in pair]
+            take_turns(pair[:: 1 if cycle % 2 else -1], 1, [asked[kind]])
+            mixed_ms, alone_ms = (
+                1e3 * (loop.stats().decode_s_total - s) / tokens
+                for loop, s in zip(pair, before_s, strict=True)
+            )
+            # Negative places reach back into the cycle before.
+            order = (CIRCLE[place - 2], CIRCLE[place - 1], kind)
+            if cycle or place >= 2:
+                found[", ".join(order)].append((mixed_ms, alone_ms))
+        print(mode, cycle, json.dumps(summary(found)), file=sys.stderr)
     return summary(found)
 
 
-def made(bench: Bench, mode: str) -> Engine:
-    """An engine for one reply at a time."""
+def made(bench: Bench, mode: str) -> StepLoop:
+    """A step loop for one reply at a time."""
     if mode == "fixed":
-        return bench.engine(1, "mtp", FIXED_DRAFTS, fixed=True)
-    return bench.engine(1, mode)
-
-
-def side_by_side(
-    engines: tuple[Engine, Engine], request: GenerateRequest
-) -> list[tuple[float, list[int]]]:
-    """Decoding milliseconds a token and reply of each engine, both at work at the same time."""
-    found: dict[int, tuple[float, list[int]]] = {}
-
-    def one(number: int, engine: Engine) -> None:
-        before_s = engine.stats().decode_s_total
-        ids, _ = run_all(engine, [request])[0]
-        found[number] = 1e3 * (engine.stats().decode_s_total - before_s) / len(ids), ids
-
-    threads = [threading.Thread(target=one, args=item) for item in enumerate(engines)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[0], found[1]]
+        return bench.loop(1, "mtp", FIXED_DRAFTS, fixed=True)
+    return bench.loop(1, mode)
 
 
 def summary(found: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
