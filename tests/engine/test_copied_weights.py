@@ -11,8 +11,9 @@ import torch
 import pictures
 import tiny_vision
 from civetta.chat.images import prepare_image
-from civetta.engine.load import COPIED_BYTES, find_vision, load_trunk_only
+from civetta.engine.load import COPIED_BYTES, find_vision, load_engine, load_trunk_only
 from civetta.errors import UsageError
+from civetta.model.bind_table import GGUF_TABLE
 from civetta.model.embedded import embedded_model_path
 from civetta.model.vision_build import LazyTower
 from civetta.options import DraftingOptions, ModelOptions, Settings
@@ -86,3 +87,22 @@ def test_a_gpu_takes_no_such_choice(monkeypatch):
     monkeypatch.setattr("civetta.engine.load.choose_ops", lambda _: None)
     with pytest.raises(UsageError, match="--weights copied is for a CPU"):
         load_trunk_only(Settings(model=ModelOptions(weights="copied")))
+
+
+def test_a_sidecar_counts_among_the_small_weights(monkeypatch):
+    """With room for the text model alone, the tower stays in its file; on demand it never does."""
+    model = embedded_model_path()
+    whole = sum(file.stat().st_size for file in model.parent.glob("*.gguf"))
+
+    def kept(limit, weights):
+        monkeypatch.setattr("civetta.engine.load.COPIED_BYTES", limit)
+        options = ModelOptions(threads=1, weights=weights)
+        with load_engine(Settings(model=options)) as engine:
+            return engine._loop._model._tower._copied
+
+    trunk = load_trunk_only(Settings(model=ModelOptions(threads=1)))
+    needed = sum(i.nbytes for n, i in trunk.checked.checkpoint.tensors.items() if n != GGUF_TABLE)
+    assert kept(whole, "auto")
+    assert not kept(needed + 1, "auto")
+    assert kept(needed + 1, "copied")
+    assert not kept(whole, "mapped")

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pictures
+import tiny_vision
+from civetta.chat.images import prepare_image
 from civetta.engine.memory import (
     MARGIN_BYTES,
     MemoryNeeds,
@@ -16,6 +20,9 @@ from civetta.engine.memory import (
     tell,
 )
 from civetta.errors import DeviceError
+from civetta.kernels.select import REFERENCE
+from civetta.model.build import check_checkpoint
+from civetta.model.vision_build import build_tower, work_bytes
 from civetta.state.pages import PagePool, PageShape
 from civetta.state.recurrent import RecurrentShape
 from civetta.state.session import StateShape
@@ -113,3 +120,39 @@ def test_a_plan_never_exceeds_what_there_is(available, sessions, context, cache)
     assert made.total_bytes <= available
     assert made.left_bytes == available - made.total_bytes
     assert made.pages >= -(-context // 64)
+
+
+def test_images_have_room_of_their_own():
+    """What the tower brings in when the first image comes is nobody else's."""
+    free = 4 * SIZES.session_bytes + 400 * SIZES.page_bytes
+    assert plan(free).pages == plan(free + 10**8, images_bytes=10**8).pages == 400
+    assert plan(free, images_bytes=10**8).pages == 300
+    with pytest.raises(DeviceError, match=r"900 MB for images"):
+        plan(free, images_bytes=900_000_000)
+
+
+def test_the_largest_image_fits_what_is_planned_for_it(tmp_path):
+    """The tower's own memory, counted by what it allocates, against the plan's."""
+    checked = check_checkpoint(tiny_vision.write(tmp_path / "model"))
+    vision = checked.vision
+    tower = build_tower(vision, dtype=torch.float32, ops=REFERENCE)
+    side = math.isqrt(vision.rules.max_pixels)
+    image = prepare_image(pictures.encoded(pictures.flat(side, side, "red")), vision.rules)
+    patches = image.grid_h * image.grid_w
+    assert patches == vision.rules.max_pixels // vision.config.patch**2
+    hidden = vision.config.hidden
+    sizes = []
+    make = torch.empty
+
+    def watched(*shape, **more):
+        made = make(*shape, **more)
+        sizes.append(made.nbytes)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("civetta.model.vision.torch.empty", watched)
+        encoding = tower.begin(image)
+        for _ in range(8):
+            encoding.advance()
+    assert sizes[:2] == [4 * patches * hidden, 12 * patches * hidden]
+    assert sum(sizes[:2]) == work_bytes(vision, 4)

@@ -21,7 +21,7 @@ from civetta.chat.template import ChatTemplate
 from civetta.chat.tokenizer import Tokenizer
 from civetta.engine.engine import Engine
 from civetta.engine.load_drafting import HEAD_NORMS, draft_head, drafting_of
-from civetta.engine.load_vision import find_vision, image_support
+from civetta.engine.load_vision import copies_tower, find_vision, image_support, images_bytes
 from civetta.engine.memory import MemoryNeeds, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
 from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
@@ -178,18 +178,21 @@ def load_engine(settings: Settings) -> Engine:
     suffice.
     """
     loaded = load_trunk_only(settings)
-    checked = loaded.checked
+    checked, device = loaded.checked, loaded.trunk.device
+    vision = find_vision(settings.vision, checked)
+    room = COPIED_BYTES - _weight_bytes(checked) if settings.model.weights == "auto" else None
+    tower_copied = loaded.copied and copies_tower(vision, room)
     needs = MemoryNeeds(
         sizes=state_sizes(loaded.trunk.state_shape, loaded.trunk.dtype),
         sessions=settings.engine.sessions,
         context_tokens=loaded.context_tokens,
         weights_bytes=_weight_bytes(checked),
-        weights="loaded" if loaded.copied or loaded.trunk.device.type != "cpu" else "mapped",
+        weights="loaded" if loaded.copied or device.type != "cpu" else "mapped",
+        images_bytes=images_bytes(vision, settings.vision, device, copied=tower_copied),
     )
-    kept, plan = _divide(needs, settings.cache, _available_bytes(loaded.trunk.device))
+    kept, plan = _divide(needs, settings.cache, _available_bytes(device))
     tell(plan)
     embedded = settings.model.model is None
-    vision = find_vision(settings.vision, checked)
     images = None
     if vision is not None:
         images = image_support(vision, checked, loaded.tokenizer)
@@ -212,8 +215,8 @@ def load_engine(settings: Settings) -> Engine:
             vision,
             dtype=loaded.trunk.dtype,
             ops=loaded.ops,
-            device=loaded.trunk.device,
-            copied=loaded.copied,
+            device=device,
+            copied=tower_copied,
         )
     store = loaded.trunk.store(
         sessions=needs.sessions,

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 
 from civetta.chat.image_rules import ImageSupport
 from civetta.errors import TokenizerError
-from civetta.model.vision_build import check_mmproj, check_width, find_mmproj
+from civetta.model.vision_build import (
+    check_mmproj,
+    check_width,
+    find_mmproj,
+    weight_bytes,
+    work_bytes,
+)
 
 if TYPE_CHECKING:
+    import torch
+
     from civetta.chat.tokenizer import Tokenizer
     from civetta.model.build import CheckedModel
     from civetta.model.vision_build import CheckedVision
@@ -38,6 +46,26 @@ def find_vision(settings: VisionOptions, checked: CheckedModel) -> CheckedVision
         return None
     limits = settings.image_min_tokens, settings.image_max_tokens
     return replace(vision, rules=vision.rules.limited(*limits))
+
+
+def copies_tower(vision: CheckedVision | None, room_bytes: int | None) -> bool:
+    """Whether the tower is copied like all other weights: a sidecar where there is room for it; a
+    folder's tensors are counted with the others. None is room for any."""
+    if vision is None or room_bytes is None or vision.names == "hf":
+        return True
+    return weight_bytes(vision) <= room_bytes
+
+
+def images_bytes(
+    vision: CheckedVision | None, options: VisionOptions, device: torch.device, *, copied: bool
+) -> int:
+    """Memory that images will take and that is not taken yet: the tower unless it stays in its
+    file, its largest image, and the rows that are kept."""
+    if vision is None:
+        return 0
+    on_cpu = device.type == "cpu"
+    weights = weight_bytes(vision) if copied or not on_cpu else 0
+    return weights + work_bytes(vision, 4 if on_cpu else 2) + (options.image_cache_mib << 20)
 
 
 def image_support(

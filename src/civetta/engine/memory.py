@@ -44,7 +44,8 @@ class MemoryNeeds:
 
     Weights that are not yet in memory are `planned`. `mapped` ones are the files' own pages, which
     the system may drop and read again, and `loaded` ones are in memory before what is available was
-    measured: both are told, not budgeted.
+    measured: both are told, not budgeted. `images_bytes` is what images will bring in: the tower's
+    weights where they are not mapped, what it computes with, and the rows that are kept.
     """
 
     sizes: StateSizes
@@ -52,11 +53,13 @@ class MemoryNeeds:
     context_tokens: int
     weights_bytes: int = 0
     weights: Literal["planned", "mapped", "loaded"] = "planned"
+    images_bytes: int = 0
 
     @property
     def fixed_bytes(self) -> int:
-        """Weights that are budgeted, and every session's fixed state."""
-        return self.budgeted_weights_bytes + self.sessions * self.sizes.session_bytes
+        """Weights that are budgeted, room for images, and every session's fixed state."""
+        state_bytes = self.sessions * self.sizes.session_bytes
+        return self.budgeted_weights_bytes + self.images_bytes + state_bytes
 
     @property
     def budgeted_weights_bytes(self) -> int:
@@ -128,8 +131,8 @@ def plan_memory(needs: MemoryNeeds, *, available_bytes: int, cache_bytes: int = 
             f"The model does not fit: a session of {needs.context_tokens} tokens takes"
             f" {_gb(one * page_bytes)} of keys and values, and {_gb(available_bytes)} are free"
             f" for that, for {needs.sessions} x {_gb(needs.sizes.session_bytes)} of state,"
-            f" {_gb(needs.budgeted_weights_bytes)} of weights, {_gb(cache_bytes)} of cache and"
-            f" {_gb(MARGIN_BYTES)} to work with."
+            f" {_gb(needs.budgeted_weights_bytes)} of weights, {_gb(needs.images_bytes)} for images,"
+            f" {_gb(cache_bytes)} of cache and {_gb(MARGIN_BYTES)} to work with."
             + _cure(fitting, needs.sessions, left_bytes=free + cache_bytes - one * page_bytes)
         )
     return MemoryPlan(
@@ -148,6 +151,7 @@ def tell(plan: MemoryPlan) -> None:
         logging.INFO,
         "memory_plan",
         weights=f"{_gb(needs.weights_bytes)} {needs.weights}",
+        images=_gb(needs.images_bytes),
         session_state=_gb(needs.sizes.session_bytes),
         kv_token=f"{needs.sizes.page_bytes / PAGE_TOKENS:.0f} B",
         sessions=needs.sessions,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from civetta.chat.image_rules import ImageRules
     from civetta.chat.images import PreparedImage
     from civetta.checkpoint.source import Checkpoint
+    from civetta.checkpoint.tensors import TensorInfo
     from civetta.kernels.ops import Ops
     from civetta.model.vision import ImageEncoding
     from civetta.model.vision_config import VisionConfig
@@ -168,15 +169,35 @@ def build_tower(
     return VisionTower(vision.config, weights, ops, dtype, attended=attended)
 
 
+def weight_bytes(vision: CheckedVision) -> int:
+    """Bytes of the tower's tensors as they are stored."""
+    return sum(info.nbytes for _, info in _tensors(vision))
+
+
+def work_bytes(vision: CheckedVision, attended_bytes: int) -> int:
+    """What the largest image takes in the tower: its rows in float32, and the queries, keys and
+    values of a layer in numbers of `attended_bytes`."""
+    patches = vision.rules.max_pixels // vision.config.patch**2
+    return patches * vision.config.hidden * (4 + 3 * attended_bytes)
+
+
 def fingerprint(vision: CheckedVision) -> bytes:
     """16 bytes that tell towers apart: sizes, rules, every tensor's name, type and some bytes."""
     digest = hashlib.blake2b(f"{vision.config} {vision.rules}".encode(), digest_size=16)
-    for name, info in sorted(vision.checkpoint.tensors.items()):
-        if vision.names == "mmproj" or name.startswith(HF_PREFIX):
-            data = vision.checkpoint.bytes_of(name)
-            digest.update(f"{name} {info.shape} {info.format.name}".encode())
-            digest.update(data[:_SAMPLE_BYTES].tobytes() + data[-_SAMPLE_BYTES:].tobytes())
+    for name, info in _tensors(vision):
+        data = vision.checkpoint.bytes_of(name)
+        digest.update(f"{name} {info.shape} {info.format.name}".encode())
+        digest.update(data[:_SAMPLE_BYTES].tobytes() + data[-_SAMPLE_BYTES:].tobytes())
     return digest.digest()
+
+
+def _tensors(vision: CheckedVision) -> list[tuple[str, TensorInfo]]:
+    """Names and facts of the tower's tensors, by name."""
+    return [
+        (name, info)
+        for name, info in sorted(vision.checkpoint.tensors.items())
+        if vision.names == "mmproj" or name.startswith(HF_PREFIX)
+    ]
 
 
 class LazyTower:
