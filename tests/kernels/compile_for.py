@@ -197,6 +197,8 @@ def launch_table(dtype: torch.dtype) -> None:
     ids = torch.tensor([[0, 1], [2, 3], [1, 0]])
     moe.experts(x, ids, random.uniform(3, 2), PackedExperts(gate=stack, up=stack, down=stack))
     moe.route(random.normal(3, 512), 10)
+    w = pack(random.stored("Q8_0", d, d), dtype, "cpu")
+    matmul.matmul(torch.zeros(2048, d, dtype=dtype), w, dtype)  # written out
     wide = random.normal(3, streams, d)
     hyper = PackedHyper(
         gain_SD=random.normal(streams, d),

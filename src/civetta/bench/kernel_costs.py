@@ -68,6 +68,23 @@ def _product(a: Mapping[str, Any]) -> Cost:
     return Cost(nbytes=weight + moved, flop=2.0 * rows * outputs * inputs, detail=name)
 
 
+def _dense(a: Mapping[str, Any]) -> Cost:
+    rows, outputs, inputs = int(a["M"]), 64 * int(a["TILES"]), int(a["K"])
+    moved = rows * (inputs * a["x"].element_size() + int(a["N"]) * a["y"].element_size())
+    flop = 2.0 * rows * outputs * inputs
+    return Cost(nbytes=moved + _size(a["w"]), flop=flop, detail=f"{inputs} -> {outputs}")
+
+
+def _unpack(a: Mapping[str, Any]) -> Cost:
+    """Planes read, numbers written; absent planes are stood in for by another argument."""
+    planes = {
+        a[name].data_ptr(): a[name] for name in ("codes", "high", "scale", "minimum", "d", "dmin")
+    }
+    return Cost(
+        nbytes=float(_size(a["y"], *(p for p in planes.values() if p.dtype == a["codes"].dtype)))
+    )
+
+
 def _mix(a: Mapping[str, Any]) -> Cost:
     rows, width, rank, streams = int(a["T"]), int(a["D"]), int(a["K"]), int(a["S"])
     moved = _planes(a) + _size(a["m"], a["x"], a["h"])
@@ -190,6 +207,8 @@ def _embed(a: Mapping[str, Any]) -> Cost:
 
 COSTS: dict[str, Callable[[Mapping[str, Any]], Cost]] = {
     "product_kernel": _product,
+    "dense_kernel": _dense,
+    "unpack_kernel": _unpack,
     "mix_kernel": _mix,
     "enter_kernel": _enter,
     "combine_kernel": _moved("y", "out"),

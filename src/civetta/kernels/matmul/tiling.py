@@ -111,3 +111,14 @@ def converts_e4m3(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have; the interpreter bounds none."""
+    if device.type != "cuda":
+        return 1 << 30
+    from triton.runtime import driver
+
+    index = torch.device(device).index or 0
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])

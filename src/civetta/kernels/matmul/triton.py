@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from civetta.kernels.matmul.dense import dense, pays
 from civetta.kernels.matmul.tiles import weight_tile
 from civetta.kernels.matmul.tiling import (
     FEW_ROWS,
@@ -243,7 +244,11 @@ def product(
     weights are float32, and are not rounded to x's dtype. `act` "squeeze": silu(sum / act_divisor).
     `counts` is needed unless rows are sorted.
     """
-    r, rows = recipe_on(w.recipe, y_MN.device), y_MN.shape[0]
+    rows = y_MN.shape[0]
+    if not wide and divisor == 1 and pays(w, rows, x_TK.dtype):
+        dense(x_TK, w, planes_of(w, x_TK), y_MN, act, act_divisor)
+        return
+    r = recipe_on(w.recipe, y_MN.device)
     parts = -(-w.cols // (part := part_cols(w)))
     few = rows <= FEW_ROWS or experts_M is not None
     split = few and parts > 1 and groups is None

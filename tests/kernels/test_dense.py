@@ -1,0 +1,53 @@
+"""A weight written out once gives the bits that decoding it in every tile gives."""
+
+import pytest
+import torch
+from triton_inputs import DEVICE, Random
+
+pytest.importorskip("triton")
+
+from civetta.kernels.matmul import dense
+from civetta.kernels.matmul.triton import counters, product
+from civetta.kernels.packed import pack
+
+F16, F32 = torch.float16, torch.float32
+
+
+def both(x, w, n, monkeypatch, dtype=F32, **named):
+    """The product with the weight packed, and with it written out: y rows strided and poisoned."""
+    found = []
+    for least in (1 << 30, 1):
+        monkeypatch.setattr(dense, "LEAST_ROWS", least)
+        y = torch.full((len(x), n + 3), float("nan"), dtype=dtype, device=DEVICE)
+        product(x, w, y[:, :n], counters(torch.device(DEVICE)), **named)
+        assert y[:, n:].isnan().all()
+        found.append(y[:, :n])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "k", "pair"),
+    [("Q8_0", 130, 320, False), ("Q4_K", 48, 1024, True)],
+)
+def test_the_bits_are_those_of_the_packed_weight(name, n, k, pair, monkeypatch):
+    random = Random(5)
+    w = pack(random.stored(name, n, k), F16, DEVICE, pair=pair)
+    x = random.normal(130, k, dtype=F16).to(DEVICE)
+    packed, written = both(x, w, n // 2 if pair else n, monkeypatch)
+    assert torch.equal(packed, written)
+    assert written.isfinite().all()
+
+
+def test_plain_numbers_in_parts_squeezed(monkeypatch):
+    random = Random(6)
+    w = pack(random.normal(64, 840, dtype=F16), F16, DEVICE)
+    x = random.normal(131, 840, dtype=F16).to(DEVICE)
+    packed, written = both(x, w, 64, monkeypatch, F16, act="squeeze", act_divisor=4.0)
+    assert torch.equal(packed, written)
+
+
+def test_what_is_written_out():
+    w = pack(Random(7).stored("Q8_0", 64, 256), F16, "cpu")
+    assert dense.pays(w, 4096, F16)
+    assert not dense.pays(w, 1000, F16)
+    assert not dense.pays(w, 4096, F32)
