@@ -30,6 +30,7 @@ import httpx2
 from training.data.heldout import heldout
 
 from civetta.api.app import build_app
+from civetta.decode import purse
 from civetta.engine.load import load_engine
 from civetta.model.tiny import write_tiny
 from civetta.options import CacheOptions, DraftingOptions, ModelOptions, Settings
@@ -44,6 +45,9 @@ SERVERS = {
 }
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": FUNCTION}]
+NO_END = {str(token): -100 for token in range(256, 288)}
+"""The tiny model's control tokens: its reply goes on to the limit."""
+
 FACT = "One fact after another is told here, and none of them matters. "
 
 
@@ -55,14 +59,15 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", type=Path)
     a = parser.parse_args()
-    logging.getLogger("civetta").setLevel(logging.ERROR)
+    logging.getLogger("civetta").setLevel(logging.CRITICAL)
+    purse.START_ROUNDS = purse.MOST_ROUNDS = 10**9  # drafts go on whether they pay or not
     with tempfile.TemporaryDirectory() as folder:
         tiny = ModelOptions(model=str(deep_tiny(Path(folder))), threads=a.threads)
         nano = ModelOptions(threads=a.threads)
         report = {
             "tiny, repeat": repeat(tiny, a.repeat),
             "nano, repeat": repeat(nano, a.nano),
-            "tiny, needle": two_turns(tiny, tiny_talk(a.needle)),
+            "tiny, needle": two_turns(tiny, tiny_talk(a.needle), logit_bias=NO_END),
             "nano, needle": nano_needle(nano, a.nano),
         }
     text = json.dumps(report, indent=2)
