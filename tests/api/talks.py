@@ -243,12 +243,14 @@ def differences(log: Log, model: ModelOptions) -> list[str]:
             if request(app, "POST", PATH, body=body).json()["choices"] != choices:
                 found.append(f"another reply to {json.dumps(body)[:400]}")
         for body, text in log.parts:
-            # as many tokens as have that text surely, each being a byte or more
-            short = {**body, "stream": False, "max_tokens": max(len(text.encode()), 1)}
+            # more tokens than that text has: most are a byte or more, control tokens are nothing
+            short = {**body, "stream": False, "max_tokens": 4 * len(text.encode()) + 64}
             reply = request(app, "POST", PATH, body=short).json()
             whole = reply["choices"][0]["message"]["content"] or ""
             if not whole.startswith(text.rstrip("\ufffd")):
-                found.append(f"an interrupted reply began otherwise: {json.dumps(body)[:400]}")
+                found.append(
+                    f"an interrupted reply began {text!r}, not {whole!r}: {json.dumps(body)}"
+                )
     return found
 
 
