@@ -248,7 +248,7 @@ def launch_trunk(mix_name: Mix, dtype: torch.dtype) -> None:
 
 
 def launch_choice() -> None:
-    """Choice of blocks in one segment, in several, and in passes."""
+    """Choice of blocks in one segment, in several, in passes, and of many rows."""
     for most in (1 << 10, 1 << 16, 1 << 18):
         batch = Batch(
             rows_FT=torch.zeros((len(ROW_FIELDS), 2), dtype=torch.int64),
@@ -262,6 +262,13 @@ def launch_choice() -> None:
         )
         kept = torch.zeros((2, 512), dtype=torch.int32)
         choice._select(batch, torch.zeros(2, most), kept, 0, 4)
+    rows, most = 100, 1 << 10
+    batch = replace(
+        batch, rows=rows, most_rows=rows, in_place=False, table_tokens=4 * most,
+        rows_FT=torch.zeros((len(ROW_FIELDS), rows), dtype=torch.int64),
+    )  # fmt: skip
+    keys, iq = torch.zeros(most // 16, 16, 128, dtype=F16), torch.zeros(rows, 4, 128, dtype=F16)
+    choice.choose(batch, keys, iq, 4, 512)
 
 
 def target_of(name: str) -> GPUTarget:

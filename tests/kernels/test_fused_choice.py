@@ -68,6 +68,20 @@ def test_the_best_blocks_ascending_and_equal_ones_from_below(kind, segment, monk
         assert got[i].tolist() == wanted(scores[i], n, KEEP)
 
 
+@pytest.mark.parametrize("kind", ["apart", "few values", "all equal", "zeros but one", "huge"])
+def test_a_row_of_many_goes_through_the_sieve(kind, monkeypatch):
+    monkeypatch.setattr(choice, "FEW_ROWS", 1)
+    monkeypatch.setattr(choice, "select_kernel", None)
+    scores = scores_of(kind)
+    poisoned = scores.clone()
+    for i, n in enumerate(SEEN):
+        poisoned[i, n:] = torch.finfo(torch.float32).max  # not seen, so not to be taken
+    got = kept_of(poisoned)
+    assert got[0].tolist() == [-1] * KEEP
+    for i, n in enumerate(SEEN[1:], 1):
+        assert got[i].tolist() == wanted(scores[i], n, KEEP)
+
+
 def test_what_is_too_long_for_segments_is_searched_in_passes(monkeypatch):
     monkeypatch.setattr(choice, "SEGMENT", 4)
     scores = scores_of("few values")

@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 
 from civetta.kernels.fused.launch import FIRST, FIRST_ROW, POSITION, ROWS, SESSION, TABLE
-from civetta.kernels.matmul.tiling import FEW_ROWS, precision
+from civetta.kernels.fused.searches import taken_of
+from civetta.kernels.fused.sieve import SCORES_BYTES, row_scores, sift
+from civetta.kernels.matmul.tiling import FEW_ROWS, precision, shared_bytes
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.kernels.qsa.triton import SCRATCH_VALUES, keep_best
 
@@ -76,30 +78,6 @@ def scores_kernel(
         total += tl.where(dots > 0.0, dots, 0.0)
     p_s = scores + (t - start)[:, None] * most + block[None, :]
     tl.store(p_s, total * scale, mask=ok_t[:, None] & ok_b[None, :])
-
-
-@triton.jit
-def taken_of(bits, keep):
-    """Which of some scores, by their bits (-1: none), are the `keep` best, and their places.
-
-    Equal ones are taken from below. Scores are not negative: their bits order as they do. The
-    search ends early when as many scores as wanted lie at or above its value.
-    """
-    value = keep * 0
-    bit = value + (1 << 30)
-    while bit > 0:
-        trial = value | bit
-        count = tl.sum((bits >= trial).to(tl.int32), axis=0)
-        value = tl.where(count >= keep, trial, value)
-        bit = tl.where(count == keep, 0, bit >> 1)
-    above = bits > value
-    need = keep - tl.sum(above.to(tl.int32), axis=0)
-    level = bits == value
-    # running counts: of equal scores in 17 bits, of better ones above them
-    ranks = tl.cumsum(level.to(tl.int32) + (above.to(tl.int32) << 17), axis=0)
-    level_rank = ranks & ((1 << 17) - 1)
-    taken = above | (level & (level_rank <= need))
-    return taken, (ranks >> 17) + tl.minimum(level_rank, need) - 1
 
 
 @triton.jit(do_not_specialize=["T", "start", "most", "keep"])
@@ -175,6 +153,10 @@ def choose(batch: Batch, key_pages: Tensor, iq_TIX: Tensor, ratio: int, keep: in
     for start in range(0, t, group):
         stop = min(start + group, t)
         scores = torch.empty((stop - start, most), dtype=torch.float32, device=device)
+        if not few and shared_bytes(device) > SCORES_BYTES:
+            row_scores(batch, key_pages, iq_TIX, scores, start, ratio, keep)
+            _select(batch, scores, kept, start, ratio)
+            continue
         tiles = -(-min(batch.most_rows, stop - start) // tile_q)
         scores_kernel[(tiles, -(-most // tile_b), batch.sessions)](
             iq_TIX, key_pages, scores, batch.sessions_FB, batch.sessions, start, stop, most,
@@ -189,6 +171,9 @@ def _select(batch: Batch, scores: Tensor, kept: Tensor, start: int, ratio: int) 
     """Fill the rows of `kept` from `start` on that the scores [rows, most] belong to."""
     count, most = scores.shape
     keep, t = kept.shape[1], batch.rows
+    if count > FEW_ROWS:
+        sift(batch, scores, kept, start, ratio)
+        return
     segment = min(SEGMENT, triton.next_power_of_2(most))
     segments = -(-most // segment)
     if segments > MOST_SEGMENTS or segments * keep > AT_ONCE or count > len(batch.counts):

@@ -100,7 +100,8 @@ def group_rows(experts_TM: Tensor, experts_total: int) -> Groups:
     flat = experts_TM.flatten()
     count, device = flat.numel(), flat.device
     tile = tile_rows_for(-(-count // min(experts_total, count)))
-    slot_S = torch.sort(flat, stable=True).indices.to(torch.int32)
+    key = torch.int16 if experts_total < 1 << 15 else torch.int64  # a radix sort walks all its bits
+    slot_S = torch.sort(flat.to(key), stable=True).indices.to(torch.int32)
     sizes_E = torch.zeros(experts_total, dtype=torch.int64, device=device)
     sizes_E.scatter_add_(0, flat, torch.ones_like(flat))
     end_E = sizes_E.cumsum(0)
