@@ -82,6 +82,26 @@ def test_head_in_the_models_own_file(tmp_path, original):
     same(head_logits(tiny_gguf.write_gguf(tmp_path / "all.gguf", metadata, tensors)), original)
 
 
+def test_experts_of_the_head_one_by_one(tmp_path, original):
+    """As releases in FP8 and NVFP4 spell them (model.md A.7, A.8)."""
+    split = writers.per_expert(TINY.tensors)
+    assert any(name.startswith("mtp.layers.0.mlp.experts.0.") for name in split)
+    same(
+        head_logits(writers.write_hf(tmp_path / "x", TINY.config, writers.stored(split))), original
+    )
+
+
+@pytest.mark.parametrize("release", [writers.fp8_release, writers.nvfp4_release])
+def test_a_head_of_a_quantized_release(tmp_path, release):
+    """Equal to the head of a release that stores the numbers which its codes stand for."""
+    stored, real = release(TINY)
+    experts = [name for name in stored if name.startswith("mtp.layers.0.mlp.experts.0.")]
+    assert any("scale" in name for name in experts)
+    found = head_logits(writers.write_hf(tmp_path / "x", TINY.config, stored))
+    plain = writers.stored(writers.fused(real))
+    same(found, head_logits(writers.write_hf(tmp_path / "real", TINY.config, plain)))
+
+
 def test_a_full_sidecar_uses_its_own_ends(tmp_path, original):
     model = write_model(tmp_path)
     tensors = tiny_gguf.draft_tensors(TINY, shared=False)
