@@ -114,5 +114,6 @@ def test_others_are_served_while_senders_are_silent(served, sender) -> None:
     assert "send them as data URLs" in beyond.json()["error"]["message"]
     assert [reply.status_code for reply in plain] == [200, 200]
     # More may be queued than the engine takes; what it took, it answered.
-    assert {reply.status_code for reply in waited} <= {200, 429}
-    assert waited[0].status_code == 200
+    codes = {reply.status_code for reply in waited}
+    assert 200 in codes
+    assert codes <= {200, 429}
