@@ -6,6 +6,7 @@ that the step thread makes while it decodes: Python functions and compiled ones,
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -74,10 +75,15 @@ class Watched:
         options = ReplyOptions(sampling=sampling, max_tokens=12, ignore_eos=True)
         asked = Conversation(messages=(Message(role="user", parts=tuple(parts)),))
         request = ChatClient(self.engine).prepare(asked, options).request
-        self.calls.clear()
-        (reply,) = replies(self.engine, [request])
-        while self.counting:  # the reply is here before the round that ended it is over
-            time.sleep(0.001)
+        gc.collect()
+        gc.disable()  # what other engines left would be finalised on this one's thread, and counted
+        try:
+            self.calls.clear()
+            (reply,) = replies(self.engine, [request])
+            while self.counting:  # the reply is here before the round that ended it is over
+                time.sleep(0.001)
+        finally:
+            gc.enable()
         calls = {name: n for name, n in self.calls.items() if any(word in name for word in OURS)}
         return Counter(calls), reply["ids"]
 
