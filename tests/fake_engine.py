@@ -120,6 +120,11 @@ class FakeEngine:
             cancelled.set()
         return True
 
+    @property
+    def cancelling(self) -> bool:
+        """Whether a request that still runs was called off."""
+        return any(event.is_set() for events in list(self._cancelled.values()) for event in events)
+
     def views(self) -> tuple[RequestView, ...]:
         return self.active
 
@@ -139,7 +144,7 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
-        for cancelled in [event for events in self._cancelled.values() for event in events]:
+        for cancelled in [event for events in list(self._cancelled.values()) for event in events]:
             cancelled.set()
 
     def _run(self, request: GenerateRequest, outbox: Outbox, cancelled: threading.Event) -> None:

@@ -41,6 +41,22 @@ def test_a_key_is_asked_for_once_and_kept_for_the_tab_alone(tab: Page):
     tab.problems.clear()  # the console tells each 401
 
 
+def kept(tab: Page) -> int:
+    """Conversations in the browser's database, once what was written before is in it."""
+    return int(
+        tab.run("""new Promise((resolve, reject) => {
+          const asked = indexedDB.open("civetta", 1);
+          asked.onerror = () => reject(asked.error);
+          asked.onsuccess = () => {
+            const name = "conversations";
+            const counted = asked.result.transaction(name).objectStore(name).count();
+            counted.onsuccess = () => { asked.result.close(); resolve(counted.result); };
+            counted.onerror = () => reject(counted.error);
+          };
+        })""")
+    )
+
+
 def test_conversations_survive_a_reload_and_can_be_deleted(tab: Page):
     engine = FakeEngine(lambda request: f"</think>\n\nreply {len(engine.requests)}")
     with live(engine) as server:
@@ -49,6 +65,7 @@ def test_conversations_survive_a_reload_and_can_be_deleted(tab: Page):
         tab.click(".sidebar .new")
         tab.until("document.querySelector('.welcome')")
         ask(tab, "Second question")
+        assert kept(tab) == 2  # a page that is left at once takes its last write with it
         tab.open(url(server))
         tab.until("document.querySelectorAll('.sidebar li').length === 2")
         assert tab.text(".sidebar li .title") == "Second question"
@@ -61,6 +78,7 @@ def test_conversations_survive_a_reload_and_can_be_deleted(tab: Page):
         tab.run("window.confirm = () => true")
         tab.click(".sidebar li.current button[aria-label^=Delete]")
         tab.until("document.querySelectorAll('.sidebar li').length === 1")
+        assert kept(tab) == 1
         tab.open(url(server))
         tab.until("document.querySelectorAll('.sidebar li').length === 1")
 

@@ -59,6 +59,7 @@ def test_stop_cuts_the_reply_and_tells_the_server_which(tab: Page):
                 ("DELETE", f"{url(server)}v1/requests/{engine.requests[0].request_id}") in tab.sent
             )
         )
+        until(lambda: engine.cancelling)
         gate.opened.set()
         until(lambda: engine.finished)
         assert engine.finished[0].reason is FinishReason.CANCELLED
@@ -76,6 +77,7 @@ def test_escape_stops_too(tab: Page):
         assert gate.reached.wait(20)
         tab.press("Escape")
         tab.until("document.querySelector('.note')?.innerText === 'Stopped.'")
+        until(lambda: engine.cancelling)
         gate.opened.set()
         until(lambda: engine.finished)
         assert engine.finished[0].reason is FinishReason.CANCELLED
