@@ -54,11 +54,7 @@ def scores_of(kind: str) -> torch.Tensor:
     return scores
 
 
-@pytest.mark.parametrize("kind", ["apart", "few values", "all equal", "zeros but one", "huge"])
-@pytest.mark.parametrize("segment", [16, 64, 128])
-def test_the_best_blocks_ascending_and_equal_ones_from_below(kind, segment, monkeypatch):
-    monkeypatch.setattr(choice, "SEGMENT", segment)
-    scores = scores_of(kind)
+def assert_the_best_seen_are_kept(scores):
     poisoned = scores.clone()
     for i, n in enumerate(SEEN):
         poisoned[i, n:] = torch.finfo(torch.float32).max  # not seen, so not to be taken
@@ -66,20 +62,20 @@ def test_the_best_blocks_ascending_and_equal_ones_from_below(kind, segment, monk
     assert got[0].tolist() == [-1] * KEEP
     for i, n in enumerate(SEEN[1:], 1):
         assert got[i].tolist() == wanted(scores[i], n, KEEP)
+
+
+@pytest.mark.parametrize("kind", ["apart", "few values", "all equal", "zeros but one", "huge"])
+@pytest.mark.parametrize("segment", [16, 64, 128])
+def test_the_best_blocks_ascending_and_equal_ones_from_below(kind, segment, monkeypatch):
+    monkeypatch.setattr(choice, "SEGMENT", segment)
+    assert_the_best_seen_are_kept(scores_of(kind))
 
 
 @pytest.mark.parametrize("kind", ["apart", "few values", "all equal", "zeros but one", "huge"])
 def test_a_row_of_many_goes_through_the_sieve(kind, monkeypatch):
     monkeypatch.setattr(choice, "FEW_ROWS", 1)
     monkeypatch.setattr(choice, "select_kernel", None)
-    scores = scores_of(kind)
-    poisoned = scores.clone()
-    for i, n in enumerate(SEEN):
-        poisoned[i, n:] = torch.finfo(torch.float32).max  # not seen, so not to be taken
-    got = kept_of(poisoned)
-    assert got[0].tolist() == [-1] * KEEP
-    for i, n in enumerate(SEEN[1:], 1):
-        assert got[i].tolist() == wanted(scores[i], n, KEEP)
+    assert_the_best_seen_are_kept(scores_of(kind))
 
 
 def test_what_is_too_long_for_segments_is_searched_in_passes(monkeypatch):

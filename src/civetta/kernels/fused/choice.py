@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.fused.launch import FIRST, FIRST_ROW, POSITION, ROWS, SESSION, TABLE
-from civetta.kernels.fused.searches import taken_of
+from civetta.kernels.fused.launch import POSITION, SESSION, TABLE
+from civetta.kernels.fused.searches import scored_rows, taken_of
 from civetta.kernels.fused.sieve import SCORES_BYTES, row_scores, sift
 from civetta.kernels.matmul.tiling import FEW_ROWS, precision, shared_bytes
 from civetta.kernels.ops import PAGE_TOKENS
@@ -47,14 +47,7 @@ def scores_kernel(
 ):  # fmt: skip
     """Scores of some rows of one session for one tile of blocks."""
     b = tl.program_id(2)
-    first_row = tl.load(sessions + FIRST_ROW * B + b)
-    count = tl.load(sessions + ROWS * B + b)
-    first = tl.load(sessions + FIRST * B + b)
-    t = tl.maximum(first_row, start) + tl.program_id(0) * BQ + tl.arange(0, BQ)
-    end = tl.minimum(first_row + count, stop)
-    ok_t = t < end
-    newest = first + tl.minimum(tl.max(t, axis=0), end - 1) - first_row
-    most_seen = (newest + 1) // N
+    t, ok_t, most_seen = scored_rows(sessions, B, b, start, stop, tl.program_id(0), N, BQ)
     block = tl.program_id(1) * BB + tl.arange(0, BB)
     if most_seen <= keep:
         return
@@ -155,14 +148,13 @@ def choose(batch: Batch, key_pages: Tensor, iq_TIX: Tensor, ratio: int, keep: in
         scores = torch.empty((stop - start, most), dtype=torch.float32, device=device)
         if not few and shared_bytes(device) > SCORES_BYTES:
             row_scores(batch, key_pages, iq_TIX, scores, start, ratio, keep)
-            _select(batch, scores, kept, start, ratio)
-            continue
-        tiles = -(-min(batch.most_rows, stop - start) // tile_q)
-        scores_kernel[(tiles, -(-most // tile_b), batch.sessions)](
-            iq_TIX, key_pages, scores, batch.sessions_FB, batch.sessions, start, stop, most,
-            width**-0.5, keep, N=ratio, I=heads, X=width, BQ=tile_q, BB=tile_b, PRECISE=exact,
-            num_warps=4 if few else 8,
-        )  # fmt: skip
+        else:
+            tiles = -(-min(batch.most_rows, stop - start) // tile_q)
+            scores_kernel[(tiles, -(-most // tile_b), batch.sessions)](
+                iq_TIX, key_pages, scores, batch.sessions_FB, batch.sessions, start, stop, most,
+                width**-0.5, keep, N=ratio, I=heads, X=width, BQ=tile_q, BB=tile_b, PRECISE=exact,
+                num_warps=4 if few else 8,
+            )  # fmt: skip
         _select(batch, scores, kept, start, ratio)
     return kept
 

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.fused.launch import FIRST, FIRST_ROW, POSITION, ROWS, SESSION, TABLE
-from civetta.kernels.fused.searches import taken_of
+from civetta.kernels.fused.launch import POSITION, SESSION, TABLE
+from civetta.kernels.fused.searches import level_of, scored_rows, taken_of
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.kernels.qsa.triton import keep_best
 
@@ -48,14 +48,8 @@ def row_scores_kernel(
 ):  # fmt: skip
     """Scores of BQ rows of one session for SPAN tiles of blocks; the rows' queries stay at hand."""
     b = tl.program_id(2)
-    first_row = tl.load(sessions + FIRST_ROW * B + b)
-    count = tl.load(sessions + ROWS * B + b)
-    first = tl.load(sessions + FIRST * B + b)
-    t = tl.maximum(first_row, start) + tl.program_id(0) * BQ + tl.arange(0, BQ)
-    end = tl.minimum(first_row + count, stop)
-    ok_t = t < end
-    newest = first + tl.minimum(tl.max(t, axis=0), end - 1) - first_row
-    most_seen = ((newest + 1) // N).to(tl.int32)
+    t, ok_t, seen = scored_rows(sessions, B, b, start, stop, tl.program_id(0), N, BQ)
+    most_seen = seen.to(tl.int32)
     low = tl.program_id(1) * (BB * SPAN)
     if most_seen <= keep:
         return
@@ -102,14 +96,7 @@ def sieve_kernel(
         b = tl.load(p_score + first + lane, mask=inside, other=0.0).to(tl.int32, bitcast=True)
         highest = tl.maximum(highest, tl.where(inside, b, -1))
     # a value that at least `keep` maxima reach, and not many more if that can be
-    value = keep * 0
-    bit = value + (1 << 30)
-    while bit > 0:
-        trial = value | bit
-        count = tl.sum((highest >= trial).to(tl.int32), axis=0)
-        value = tl.where(count >= keep, trial, value)
-        near = (count >= keep) & (count <= keep + keep // 8)
-        bit = tl.where(near, 0, bit >> 1)
+    value = level_of(highest, keep, keep + keep // 8)
     left = keep * 0
     own = i * ROOM
     for first in range(0, seen, GROUPS):
