@@ -5,17 +5,23 @@ from __future__ import annotations
 from civetta.decode.purse import MOST_ROUNDS, REFRESH, SHARE, START_ROUNDS, WORST_ROUND, Purse
 
 
-def test_a_useless_head_loses_the_start_and_the_share():
-    """Each draft round takes two and a half plain ones and brings one token."""
-    purse, seconds = Purse(), 0.0
-    rounds = 5000
+def seconds_of_useless_drafts(purse, rounds, *, a_round_s):
+    """Plain rounds take a second, those with drafts `a_round_s`, and no draft ever stands."""
+    seconds = 0.0
     for _ in range(rounds):
         if purse.open:
-            purse.drafted(1, 1, 2.5, expected_s=1.0)
-            seconds += 2.5
+            purse.drafted(1, 1, a_round_s, expected_s=1.0)
+            seconds += a_round_s
         else:
             purse.plain(1, 1.0)
             seconds += 1.0
+    return seconds
+
+
+def test_a_useless_head_loses_the_start_and_the_share():
+    """Each draft round takes two and a half plain ones and brings one token."""
+    rounds = 5000
+    seconds = seconds_of_useless_drafts(Purse(), rounds, a_round_s=2.5)
     assert seconds <= rounds * (1 + SHARE) + START_ROUNDS + WORST_ROUND
     assert seconds > rounds  # it is tried again and again
 
@@ -51,16 +57,10 @@ def test_one_stop_of_the_machine_does_not_close_it():
 
 def test_plain_rounds_that_were_measured_in_a_slow_hour_make_no_gain_of_useless_drafts():
     """Plain rounds took twice as long when they were measured; each draft round loses a fifth."""
-    purse, seconds, rounds = Purse(), 0.0, 4000
+    purse, rounds = Purse(), 4000
     for _ in range(5):
         purse.plain(1, 2.0)
-    for _ in range(rounds):
-        if purse.open:
-            purse.drafted(1, 1, 1.2, expected_s=1.0)
-            seconds += 1.2
-        else:
-            purse.plain(1, 1.0)
-            seconds += 1.0
+    seconds = seconds_of_useless_drafts(purse, rounds, a_round_s=1.2)
     assert seconds <= rounds * (1 + SHARE) + START_ROUNDS + WORST_ROUND
 
 
