@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from civetta.chat.coerce import admitted_types
-from civetta.chat.json_text import json_text
 from civetta.chat.schema import AS_RENDERED, with_layout
-from civetta.chat.tool_strings import text_bounds
+from civetta.chat.tool_strings import listed_texts, text_bounds
 from civetta.chat.tools import CALL_CLOSE, CALL_OPEN
 
 if TYPE_CHECKING:
@@ -76,12 +75,12 @@ def parameter_schema(schema: object, root: Mapping[str, Any], *, strict: bool) -
 
 def takes_text(schema: object, root: Mapping[str, Any]) -> bool:
     """Whether the parameter is written as bare text."""
-    return _choices(schema) is None and "string" in admitted_types(schema, root)
+    return listed_texts(schema) is None and "string" in admitted_types(schema, root)
 
 
 def lists_values(schema: object) -> bool:
     """Whether the parameter is written as one of the values that its schema lists."""
-    return _choices(schema) is not None
+    return listed_texts(schema) is not None
 
 
 def is_key(key: object) -> bool:
@@ -186,10 +185,9 @@ class _Tool:
         return f" %if not(is_ones([0:{self._counted}]))"
 
     def _value(self, schema: object, key: str | None) -> str:
-        choices = _choices(schema)
-        if choices is not None:
-            texts = [v if isinstance(v, str) else json_text(v) for v in choices]
-            return " | ".join(map(_quoted, dict.fromkeys(texts)))
+        texts = listed_texts(schema)
+        if texts is not None:
+            return " | ".join(map(_quoted, texts))
         types = admitted_types(schema, self._root)
         if self._is_loose(key):
             schema = {"type": sorted(types)}
@@ -205,16 +203,6 @@ class _Tool:
                 return "NUMBER"
         document = parameter_schema(schema, self._root, strict=self._tool.strict is True)
         return f"%json {json.dumps(document)}"
-
-
-def _choices(schema: object) -> list[Any] | None:
-    """The values that a schema lists; the list is then all that is read of it."""
-    if not isinstance(schema, Mapping):
-        return None
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) and values else None
 
 
 def _inline(grammar: Grammar) -> str:

@@ -57,6 +57,17 @@ class TextBounds:
     unheeded: tuple[tuple[str, str], ...] = ()
 
 
+def listed_texts(schema: object) -> list[str] | None:
+    """The values that a schema lists (`const`, `enum`), as a call writes them; None for no list."""
+    if not isinstance(schema, Mapping):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or not values:
+        return None
+    texts = (value if isinstance(value, str) else json_text(value) for value in values)
+    return list(dict.fromkeys(texts))
+
+
 def text_bounds(schema: object, root: Mapping[str, Any], place: str = "") -> TextBounds:
     """What is asked of the text of a parameter with this schema, which stands at `place` of `root`.
 
@@ -194,12 +205,8 @@ def _joined(sign: str, parts: list[str]) -> str:
 
 
 def _choices(schema: Mapping[str, Any]) -> str | None:
-    """The values that a schema lists, as they are written."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list) or not values:
-        return None
-    texts = [value if isinstance(value, str) else json_text(value) for value in values]
-    return _joined(" | ", [literal(text) for text in dict.fromkeys(texts)])
+    texts = listed_texts(schema)
+    return None if texts is None else _joined(" | ", [literal(text) for text in texts])
 
 
 def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
