@@ -54,8 +54,7 @@ def build_app(
     app.state.engine = engine
     app.state.settings = settings
     app.state.pace = pace or Pace()
-    app.state.responses = _open_store(settings.server)
-    kept = None if app.state.responses is None else kept_key(_store_folder(settings.server))
+    app.state.responses, kept = _open_store(settings.server)
     app.state.seal = ThoughtSeal(api_keys, kept)
     app.state.traffic = traffic
     app.state.parsing = asyncio.Semaphore(1)
@@ -63,15 +62,12 @@ def build_app(
     return app
 
 
-def _open_store(options: ServerOptions) -> ResponseStore | None:
+def _open_store(options: ServerOptions) -> tuple[ResponseStore | None, bytes | None]:
+    """The stored responses, and the key of thoughts that is kept beside them."""
     if options.store is None:
-        return None
-    return ResponseStore(_store_folder(options), days=options.store_days)
-
-
-def _store_folder(options: ServerOptions) -> Path:
-    assert options.store is not None, "there is a store"
-    return Path(options.store).expanduser()
+        return None, None
+    folder = Path(options.store).expanduser()
+    return ResponseStore(folder, days=options.store_days), kept_key(folder)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -22,7 +22,7 @@ def ignored_header(
 ) -> dict[str, str]:
     """The header that names fields without effect, and keywords of schemas that are not carried out.
 
-    None when there is nothing to name. The log line of the request gets the keywords, without their
+    No header when there is nothing to name. The log line of the request gets the keywords, without their
     places: these hold names that the client made up.
     """
     gaps = () if constraint is None else constraint.gaps

@@ -34,17 +34,16 @@ def cost_of(kernel: str, arguments: Mapping[str, Any]) -> Cost | None:
     return None if known is None else known(arguments)
 
 
+_PLANES = ("codes", "high", "scale", "minimum", "d", "dmin")
+
+
 def _size(*tensors: Tensor) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _planes(a: Mapping[str, Any]) -> int:
     """Bytes of a packed weight's planes; absent planes are stood in for by another argument."""
-    planes = {
-        a[name].data_ptr(): a[name]
-        for name in ("codes", "high", "scale", "minimum", "d", "dmin")
-        if isinstance(a.get(name), Tensor)
-    }
+    planes = {a[name].data_ptr(): a[name] for name in _PLANES if isinstance(a.get(name), Tensor)}
     for name in ("x", "m"):
         if isinstance(a.get(name), Tensor):
             planes.pop(a[name].data_ptr(), None)
@@ -77,9 +76,7 @@ def _dense(a: Mapping[str, Any]) -> Cost:
 
 def _unpack(a: Mapping[str, Any]) -> Cost:
     """Planes read, numbers written; absent planes are stood in for by another argument."""
-    planes = {
-        a[name].data_ptr(): a[name] for name in ("codes", "high", "scale", "minimum", "d", "dmin")
-    }
+    planes = {a[name].data_ptr(): a[name] for name in _PLANES}
     return Cost(
         nbytes=float(_size(a["y"], *(p for p in planes.values() if p.dtype == a["codes"].dtype)))
     )
