@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import pictures
@@ -11,6 +13,7 @@ from civetta.chat.image_source import bytes_part
 from civetta.chat.message import Conversation, Message, TextPart, text_message
 from civetta.engine.client import ChatClient, ReplyOptions
 from civetta.engine.load import load_engine
+from civetta.engine.loop import StepLoop
 from civetta.engine.protocol import Finished, TokenEvent
 from civetta.options import CacheOptions, EngineOptions, ModelOptions, Settings
 from civetta.types import SamplingOverrides
@@ -181,14 +184,30 @@ def test_a_restart_knows_the_pictures(engine_of, cold, tmp_path):
         assert usage.cached_tokens == usage.prompt_tokens - 1
 
 
-def test_waiting_requests_share_up_to_the_first_different_picture(engine_of, cold):
+@pytest.fixture
+def first_step(monkeypatch):
+    """Set it, and engines made by this test begin to step: till then all that is asked waits."""
+    run, allowed = StepLoop.run, threading.Event()
+
+    def run_when_allowed(loop):
+        allowed.wait()
+        run(loop)
+
+    monkeypatch.setattr(StepLoop, "run", run_when_allowed)
+    yield allowed
+    allowed.set()
+
+
+def test_waiting_requests_share_up_to_the_first_different_picture(engine_of, cold, first_step):
     asked = [user(LONG * 8, data, "?") for data in (RED, BLUE, RED, GREEN)]
+    expected = [cold(message) for message in asked]
     with engine_of(sessions=4) as engine:
         streams = [engine.submit(prepared(engine, message)) for message in asked]
+        first_step.set()
         found = []
         for stream in streams:
             events = list(stream)
             ids = [(e.token_id, e.logprob) for e in events if isinstance(e, TokenEvent)]
             found.append((ids, events[-1].usage))
-    assert [ids for ids, _ in found] == [cold(message) for message in asked]
+    assert [ids for ids, _ in found] == expected
     assert sum(usage.cached_tokens > 0 for _, usage in found) == 3
