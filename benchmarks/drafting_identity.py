@@ -1,14 +1,16 @@
 """Drafting changes no token: every way to draft against none, in slices that can be resumed.
 
     python benchmarks/drafting_identity.py [--kind text] [--prompts 200] [--tokens 16]
-        [--depths 0 1 3 7] [--save FILE] [--minutes M]
+        [--depths 0 1 3 7] [--sample REPLIES --seed S] [--save FILE] [--minutes M]
 
 A cell is a way to sample (greedy, T 0.7, T 1.0 with filters and penalties), a draft depth (0, 1, 3, 7,
 and "adaptive") and users at a time (1, 4, 8). Its engine answers twice: with an empty cache (cold),
 then with one that knows the very prompts (warm). What both are compared with are the ids of a reply
 computed alone, without drafts and without a cache. A slice is `--slice` prompts of a cell; each
-finished one is a line of --save, and a later run does those that are missing. Exit status 1 when a
-token differs.
+finished one is a line of --save, and a later run does those that are missing. Without --sample,
+slices are runs of prompts; with it every cell has its own prompts, as many as the others, drawn
+from all by --seed, and a run that ends early has one slice more in some cells than in the others.
+Exit status 1 when a token differs.
 
 Kinds: "text" is free, and its replies do not end at end tokens, so that all have `--tokens` tokens;
 "schema" and "tools" are bound (drafting_bound.py). The embedded model, or -m.
@@ -20,9 +22,10 @@ import argparse
 import itertools
 import json
 import os
+import random
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +37,7 @@ from civetta.model.embedded import embedded_model_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from civetta.engine.engine import Engine
     from civetta.engine.protocol import GenerateRequest
 
 DEPTHS = ("0", "1", "3", "7", "adaptive")
@@ -46,18 +50,21 @@ ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Prompts [first, last) of one cell."""
+    """Prompts of one cell, by number."""
 
     sampling: str
     depth: str
     users: int
-    first: int
-    last: int
+    prompts: Sequence[int]
 
     @property
     def name(self) -> str:
-        """What a saved line is known by."""
-        return f"{self.sampling} | {self.depth} | {self.users} | {self.first}-{self.last}"
+        """What a saved line is known by: a run of prompts by its ends, others by all numbers."""
+        numbers = self.prompts
+        spelled = f"{numbers[0]}-{numbers[-1] + 1}"
+        if list(numbers) != list(range(numbers[0], numbers[-1] + 1)):
+            spelled = ",".join(str(number) for number in numbers)
+        return f"{self.sampling} | {self.depth} | {self.users} | {spelled}"
 
 
 def all_slices(prompts: int, size: int, depths: Sequence[str] = DEPTHS) -> Iterator[Slice]:
@@ -70,20 +77,37 @@ def all_slices(prompts: int, size: int, depths: Sequence[str] = DEPTHS) -> Itera
         for place, first in enumerate(range(0, prompts, size)):
             for number, cell in enumerate(cells):
                 if (number + place) % ROUNDS == turn:
-                    yield Slice(*cell, first=first, last=min(first + size, prompts))
+                    yield Slice(*cell, prompts=range(first, min(first + size, prompts)))
+
+
+def drawn_slices(
+    prompts: int, size: int, depths: Sequence[str], replies: int, seed: int
+) -> Iterator[Slice]:
+    """Slices of `replies` drawn from the matrix: first one of every cell, then the next of every.
+
+    Each cell has prompts of its own, drawn without repeats; cells come in drawn order. `replies` is
+    rounded up to as many for every cell.
+    """
+    draw = random.Random(seed)
+    cells = list(itertools.product(SAMPLINGS, depths, USERS))
+    each = min(-(-replies // (len(CACHES) * len(cells))), prompts)
+    drawn = [(cell, draw.sample(range(prompts), each)) for cell in cells]
+    for first in range(0, each, size):
+        for cell, numbers in draw.sample(drawn, len(drawn)):
+            yield Slice(*cell, prompts=numbers[first : first + size])
 
 
 class Identity:
-    """Runs slices; the replies to compare with are computed once for each slice of prompts."""
+    """Runs slices; the reply to compare with is computed once for each prompt and way to sample."""
 
     def __init__(self, bench: Bench, tokens: int, kind: str = "text") -> None:
         self.bench, self.tokens, self.kind = bench, tokens, kind
-        self._wanted: dict[tuple[str, int, int], list[list[int]]] = {}
-        self._asked: dict[tuple[str, int, int], list[GenerateRequest]] = {}
+        self._alone: dict[tuple[str, int], tuple[GenerateRequest, list[int]]] = {}
 
     def run(self, part: Slice) -> dict[str, object]:
         """What a slice showed: prompts whose ids differ, and drafts made and accepted."""
-        requests, wanted = self._replies_alone(part)
+        alone = self._replies_alone(part)
+        requests = [request for request, _ in alone]
         adaptive = part.depth == "adaptive"
         depth = 7 if adaptive else int(part.depth)
         with self.bench.engine(
@@ -106,36 +130,34 @@ class Identity:
             "drafted": stats.draft_tokens_total,
             "accepted": stats.draft_tokens_accepted_total,
             "different": [
-                f"{part.first + i} {cache}"
+                f"{number} {cache}"
                 for cache, replies in passes.items()
-                for i, ((ids, _), right) in enumerate(zip(replies, wanted, strict=True))
+                for number, (ids, _), (_, right) in zip(part.prompts, replies, alone, strict=True)
                 if ids != right
             ],
         }
 
-    def _replies_alone(self, part: Slice) -> tuple[list[GenerateRequest], list[list[int]]]:
-        key = (part.sampling, part.first, part.last)
-        if key not in self._wanted:
-            for kept in (self._wanted, self._asked):  # the next slice of prompts has begun
-                for old in [k for k in kept if k[1:] != key[1:]]:
-                    del kept[old]
+    def _replies_alone(self, part: Slice) -> list[tuple[GenerateRequest, list[int]]]:
+        missing = [n for n in part.prompts if (part.sampling, n) not in self._alone]
+        if missing:
             with self.bench.engine(1, "off") as engine:
-                if self.kind == "text":
-                    texts = prompts_of(part.first, part.last)
-                    requests = self.bench.requests(texts, SAMPLINGS[part.sampling], self.tokens)
-                else:
-                    requests = [
-                        bound_request(engine, self.kind, i, SAMPLINGS[part.sampling], self.tokens)
-                        for i in range(part.first, part.last)
-                    ]
-                self._asked[key] = requests
-                self._wanted[key] = [run_all(engine, [request])[0][0] for request in requests]
-        return self._asked[key], self._wanted[key]
+                for number in missing:
+                    request = self._request(engine, part.sampling, number)
+                    ids = run_all(engine, [request])[0][0]
+                    self._alone[part.sampling, number] = request, ids
+        return [self._alone[part.sampling, number] for number in part.prompts]
+
+    def _request(self, engine: Engine, sampling: str, number: int) -> GenerateRequest:
+        params = SAMPLINGS[sampling]
+        if self.kind == "text":
+            found = self.bench.requests([prompt_of(number)], params, self.tokens)[0]
+            return replace(found, request_id=f"r{number}")
+        return bound_request(engine, self.kind, number, params, self.tokens)
 
 
-def prompts_of(first: int, last: int) -> list[str]:
-    """Prompts by number: 16 texts, told apart by the number behind them."""
-    return [f"{PROMPTS[i % len(PROMPTS)]} ({i})" for i in range(first, last)]
+def prompt_of(number: int) -> str:
+    """A prompt by number: one of 16 texts, told apart by the number behind it."""
+    return f"{PROMPTS[number % len(PROMPTS)]} ({number})"
 
 
 def main() -> None:
@@ -146,12 +168,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--depths", choices=DEPTHS, nargs="+", default=list(DEPTHS))
     parser.add_argument("--slice", type=int, default=10)
+    parser.add_argument("--sample", type=int, metavar="REPLIES")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--save", type=Path)
     a = parser.parse_args()
     done = _saved(a.save)
-    parts = list(all_slices(a.prompts, a.slice, a.depths))
+    if a.sample is None:
+        parts = list(all_slices(a.prompts, a.slice, a.depths))
+    else:
+        parts = list(drawn_slices(a.prompts, a.slice, a.depths, a.sample, a.seed))
     bench = Bench(a.model or str(embedded_model_path()), threads=a.threads, context=512)
     identity = Identity(bench, a.tokens, a.kind)
     end_s = time.monotonic() + 60 * a.minutes
@@ -176,7 +203,7 @@ def main() -> None:
 def summary(found: Sequence[dict[str, object]], parts: Sequence[Slice]) -> dict[str, object]:
     """Counts over all slices done."""
     return {
-        "replies_in_all": len(CACHES) * sum(part.last - part.first for part in parts),
+        "replies_in_all": len(CACHES) * sum(len(part.prompts) for part in parts),
         **{key: sum(int(str(one[key])) for one in found) for key in _COUNTS},
         "different": [(one["slice"], one["different"]) for one in found if one["different"]],
     }

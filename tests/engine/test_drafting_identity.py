@@ -45,8 +45,7 @@ def checked(program, identity, sampling, depth, users, first):
         list(program.SAMPLINGS)[sampling],
         program.DEPTHS[depth],
         program.USERS[users],
-        first=first,
-        last=first + 2,
+        prompts=range(first, first + 2),
     )
     found = identity.run(part)
     assert found["different"] == []
@@ -93,14 +92,33 @@ def test_case_46_greedy_text_with_drafts_is_that_without_cold_and_cached(program
 
 def test_a_difference_is_told(program, identity):
     """The comparison itself: a reply taken for wanted that is not the one computed."""
-    part = program.Slice("greedy", "7", 4, first=0, last=2)
+    part = program.Slice("greedy", "7", 4, prompts=[5, 1])
     wanted = program.Identity(identity.bench, tokens=12)
     wanted.run(part)
-    wanted._wanted["greedy", 0, 2][1][3] += 1
+    wanted._alone["greedy", 1][1][3] += 1
     assert wanted.run(part)["different"] == ["1 cold", "1 warm"]
 
 
 def test_slices_cover_every_cell_once(program):
     parts = list(program.all_slices(200, 10))
     assert len(parts) == len({part.name for part in parts}) == 20 * 3 * 5 * 3
-    assert sum(part.last - part.first for part in parts) == 200 * 45
+    assert sum(len(part.prompts) for part in parts) == 200 * 45
+
+
+def test_a_drawn_sample_has_every_cell_alike_and_the_same_again(program):
+    """1,440 replies of 36 cells: 20 prompts of each, none twice; a full one is the whole matrix."""
+    depths = ("0", "1", "3", "7")
+    parts = list(program.drawn_slices(200, 8, depths, 1440, seed=1))
+    assert parts == list(program.drawn_slices(200, 8, depths, 1440, seed=1))
+    assert len({part.name for part in parts}) == len(parts) == 36 * 3
+    cells = {}
+    for part in parts:
+        cells.setdefault((part.sampling, part.depth, part.users), []).extend(part.prompts)
+    assert len(cells) == 36
+    assert all(len(own) == len(set(own)) == 20 for own in cells.values())
+    assert len({tuple(own) for own in cells.values()}) == 36
+    for round_ in range(3):
+        some = parts[36 * round_ : 36 * (round_ + 1)]
+        assert len({(part.sampling, part.depth, part.users) for part in some}) == 36
+    everything = program.drawn_slices(200, 8, depths, 10**6, seed=1)
+    assert sum(len(part.prompts) for part in everything) == 200 * 36
