@@ -10,6 +10,7 @@ on what the keys are. Medians of `--repeats`; a decoded token's id is read by th
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -124,6 +125,7 @@ def main() -> None:
     cases = args.cases.split(",")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         trunk = build(args, Path(folder))
+        weights = torch.cuda.memory_allocated()
         began = time.perf_counter()
 
         def once() -> None:
@@ -140,6 +142,8 @@ def main() -> None:
         print(f"{n} launches compiled in {time.perf_counter() - began:.1f} s", flush=True)
         for depth in depths:
             run_depth(trunk, depth, cases, args, results)
+        if "memory" in cases:
+            memory(trunk, weights, results)
         trunk.close()
     results["memory_peak_bytes"] = torch.cuda.max_memory_allocated()
     print(json.dumps(results, indent=1))
@@ -179,8 +183,6 @@ def run_depth(
             profile(lambda: prefill_s(trunk, session, args.chunk))
             session.close()
     del store
-    if "memory" in cases and depth:
-        memory(trunk, results)
     if "company" in cases and depth <= 4096:
         store = trunk.store(sessions=8, context_tokens=2048 + 4096)
         sessions = [deep(store, 2048) for _ in range(8)]
@@ -189,27 +191,34 @@ def run_depth(
         report(results, "decode c=8 depth 2048", times, 8)
 
 
-def memory(trunk: GpuTrunk, results: dict[str, Any]) -> None:
+def memory(trunk: GpuTrunk, weights: int, results: dict[str, Any]) -> None:
     """Most bytes beside the weights with one session of the whole context, by rows of a chunk.
 
-    `held` is what stays between chunks: pages, state, tables; the rest is a chunk's scratch.
+    `held` is what stays between chunks: pages, state, tables; `planned` what the memory plan counts for
+    a chunk's launch. The last case: sessions and captured launches of the others are given back first.
     """
     full = trunk.config.context_tokens
-    torch.cuda.synchronize()
-    weights = weight_bytes(trunk._layers.weights)
+    trunk.forget_graphs()
     for chunk in (1, 2048, 4096):
+        gc.collect()
+        torch.cuda.empty_cache()
         store = trunk.store(sessions=1, context_tokens=full)
         session = deep(store, full - chunk)
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() - weights
         prefill_s(trunk, session, chunk)
-        peak = torch.cuda.max_memory_allocated() - weights
-        reserved = torch.cuda.max_memory_reserved() - weights
-        found = {"held": held, "peak": peak, "reserved": reserved}
+        found = {
+            "held": held,
+            "peak": torch.cuda.max_memory_allocated() - weights,
+            "reserved": torch.cuda.max_memory_reserved() - weights,
+            "planned": trunk.launch_bytes(chunk, full),
+        }
         results[f"memory at {full}, chunk {chunk}"] = found
         print(f"memory at {full}, chunk {chunk}: {found}", flush=True)
         session.close()
+        trunk.forget_graphs()
         del store, session
 
 

@@ -33,6 +33,7 @@ from civetta.model.build import CheckedModel, TableOptions, build_trunk, check_c
 from civetta.model.embedded import MODEL_ID, embedded_model_path
 from civetta.model.vision_build import LazyTower
 from civetta.ngram.placement import StoreOptions
+from civetta.state.recurrent import REWIND_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,6 +183,7 @@ def load_engine(settings: Settings) -> Engine:
     vision = find_vision(settings.vision, checked)
     room = COPIED_BYTES - _weight_bytes(checked) if settings.model.weights == "auto" else None
     tower_copied = loaded.copied and copies_tower(vision, room)
+    most_rows = settings.engine.batch_on(str(device)) + REWIND_ROWS * settings.engine.sessions
     needs = MemoryNeeds(
         sizes=state_sizes(loaded.trunk.state_shape, loaded.trunk.dtype),
         sessions=settings.engine.sessions,
@@ -189,6 +191,7 @@ def load_engine(settings: Settings) -> Engine:
         weights_bytes=_weight_bytes(checked),
         weights="loaded" if loaded.copied or device.type != "cpu" else "mapped",
         images_bytes=images_bytes(vision, settings.vision, device, copied=tower_copied),
+        launch_bytes=loaded.trunk.launch_bytes(most_rows, loaded.context_tokens),
     )
     kept, plan = _divide(needs, settings.cache, _available_bytes(device))
     tell(plan)

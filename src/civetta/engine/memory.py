@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from civetta.state.session import StateShape
 
 MARGIN_BYTES = 512 << 20
-"""Left to activations, the interpreter and everything else that is not planned."""
+"""Left to the interpreter, allocators and everything else that is not planned."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class MemoryNeeds:
     the system may drop and read again, and `loaded` ones are in memory before what is available was
     measured: both are told, not budgeted. `images_bytes` is what images will bring in: the tower's
     weights where they are not mapped, what it computes with, and the rows that are kept.
+    `launch_bytes` is what the largest launch allocates on a GPU; on a CPU the margin holds it.
     """
 
     sizes: StateSizes
@@ -54,12 +55,14 @@ class MemoryNeeds:
     weights_bytes: int = 0
     weights: Literal["planned", "mapped", "loaded"] = "planned"
     images_bytes: int = 0
+    launch_bytes: int = 0
 
     @property
     def fixed_bytes(self) -> int:
-        """Weights that are budgeted, room for images, and every session's fixed state."""
+        """Weights that are budgeted, room for images and launches, every session's fixed state."""
         state_bytes = self.sessions * self.sizes.session_bytes
-        return self.budgeted_weights_bytes + self.images_bytes + state_bytes
+        room_bytes = self.images_bytes + self.launch_bytes
+        return self.budgeted_weights_bytes + room_bytes + state_bytes
 
     @property
     def budgeted_weights_bytes(self) -> int:
@@ -132,7 +135,7 @@ def plan_memory(needs: MemoryNeeds, *, available_bytes: int, cache_bytes: int = 
             f" {_gb(one * page_bytes)} of keys and values, and {_gb(available_bytes)} are free"
             f" for that, for {needs.sessions} x {_gb(needs.sizes.session_bytes)} of state,"
             f" {_gb(needs.budgeted_weights_bytes)} of weights, {_gb(needs.images_bytes)} for images,"
-            f" {_gb(cache_bytes)} of cache and {_gb(MARGIN_BYTES)} to work with."
+            f" {_gb(cache_bytes)} of cache and {_gb(MARGIN_BYTES + needs.launch_bytes)} to work with."
             + _cure(fitting, needs.sessions, left_bytes=free + cache_bytes - one * page_bytes)
         )
     return MemoryPlan(
@@ -152,6 +155,7 @@ def tell(plan: MemoryPlan) -> None:
         "memory_plan",
         weights=f"{_gb(needs.weights_bytes)} {needs.weights}",
         images=_gb(needs.images_bytes),
+        launch=_gb(needs.launch_bytes),
         session_state=_gb(needs.sizes.session_bytes),
         kv_token=f"{needs.sizes.page_bytes / PAGE_TOKENS:.0f} B",
         sessions=needs.sessions,

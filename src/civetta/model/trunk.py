@@ -101,6 +101,10 @@ class Trunk:
         if self._rows is not None:
             self._rows.prefetch(ids, self._history(session.ids))
 
+    def launch_bytes(self, rows: int, context_tokens: int) -> int:  # noqa: ARG002
+        """Memory that a launch of so many rows allocates and frees again; 0: little, and not known."""
+        return 0
+
     def close(self) -> None:
         """Give the files and threads of the n-gram table back; idempotent."""
         if self._rows is not None:

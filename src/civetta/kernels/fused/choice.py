@@ -142,10 +142,11 @@ def choose(batch: Batch, key_pages: Tensor, iq_TIX: Tensor, ratio: int, keep: in
     exact = precision(iq_TIX.dtype, device)
     few = t <= FEW_ROWS or exact != ""
     tile_q, tile_b = 64, 64 if few else 128  # queries not fewer: see FEW_COLS of the products
-    group = max(1, SCRATCH_VALUES // most)
+    group = min(max(1, SCRATCH_VALUES // most), t)
+    room = torch.empty((group, most), dtype=torch.float32, device=device)
     for start in range(0, t, group):
         stop = min(start + group, t)
-        scores = torch.empty((stop - start, most), dtype=torch.float32, device=device)
+        scores = room[: stop - start]
         if not few and shared_bytes(device) > SCORES_BYTES:
             row_scores(batch, key_pages, iq_TIX, scores, start, ratio, keep)
         else:

@@ -242,9 +242,6 @@ def delta(
     h, v, a = sizes.key_heads, sizes.value_heads, sizes.width
     device, dtype = u_TC.device, u_TC.dtype
     rows, sessions, t, b = batch.rows_FT, batch.sessions_FB, batch.rows, batch.sessions
-    exact = precision(torch.float32, device)
-    if exact == "tf32x3" and dtype != torch.float32:
-        exact = "tf32"  # the rows themselves are rounded more coarsely
     wide = triton.next_power_of_2(v)
     mixed = torch.empty((t, sizes.channels), dtype=dtype, device=device)
     log_decay = torch.empty((t, v), dtype=torch.float32, device=device)
@@ -256,6 +253,35 @@ def delta(
         H=h, V=v, A=a, TAPS=sizes.taps, RING=sizes.ring, APPEND=batch.in_place, BT=tile, BV=wide,
         num_warps=1 if batch.in_place else 4,
     )  # fmt: skip
+    o = _walked(batch, sizes, at, mixed, log_decay, beta)
+    if not batch.in_place:
+        keep_kernel[(GDN_CHUNK + 16, b)](
+            mixed, log_decay, beta, sessions, b, at.k, at.v, at.log_decay, at.beta,
+            H=h, V=v, A=a, BV=wide, num_warps=1,
+        )  # fmt: skip
+        push(batch, u_TC, at.conv, sizes.ring)
+    y = torch.empty((t, v * a), dtype=dtype, device=device)
+    gated_norm_kernel[(t, v)](
+        o, z_TX, gain_A, y, rows, t, z_TX.stride(0), eps, V=v, A=a, num_warps=1
+    )
+    return y
+
+
+def _walked(
+    batch: Batch,
+    sizes: DeltaSizes,
+    at: DeltaPlaces,
+    mixed: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+) -> Tensor:
+    """Every row's read of the state [T, V, A], before its norm; what chunks need ends with the call."""
+    h, v, a = sizes.key_heads, sizes.value_heads, sizes.width
+    device, dtype = mixed.device, mixed.dtype
+    sessions, t, b = batch.sessions_FB, batch.rows, batch.sessions
+    exact = precision(torch.float32, device)
+    if exact == "tf32x3" and dtype != torch.float32:
+        exact = "tf32"  # the rows themselves are rounded more coarsely
     chunks = -(-(GDN_CHUNK + 15 + batch.most_rows) // GDN_CHUNK)
     u = torch.empty((b, v, chunks, GDN_CHUNK, a), dtype=torch.float32, device=device)
     w = torch.empty_like(u)
@@ -273,17 +299,7 @@ def delta(
         H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
         num_stages=1 if exact == "tf32x3" else 2,  # three products an operand fill the shared memory
     )  # fmt: skip
-    if not batch.in_place:
-        keep_kernel[(GDN_CHUNK + 16, b)](
-            mixed, log_decay, beta, sessions, b, at.k, at.v, at.log_decay, at.beta,
-            H=h, V=v, A=a, BV=wide, num_warps=1,
-        )  # fmt: skip
-        push(batch, u_TC, at.conv, sizes.ring)
-    y = torch.empty((t, v * a), dtype=dtype, device=device)
-    gated_norm_kernel[(t, v)](
-        o, z_TX, gain_A, y, rows, t, z_TX.stride(0), eps, V=v, A=a, num_warps=1
-    )
-    return y
+    return o
 
 
 def push(batch: Batch, x_TC: Tensor, place: int, ring: int) -> None:

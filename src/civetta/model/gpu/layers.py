@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from civetta.kernels.fused.launch import Batch
-    from civetta.kernels.packed import PackedWeight
+    from civetta.kernels.packed import PackedHyper, PackedWeight
     from civetta.model.config import ModelConfig
     from civetta.model.gpu.weights import GpuBlock, GpuPle, GpuQsa, GpuWeights
     from civetta.state.pages import PagePool
@@ -107,8 +107,16 @@ class GpuLayers:
     ) -> Progress:
         """Layers [start, stop) without the n-gram layer before `start`."""
         written = at.written
-        for i, block in enumerate(self.weights.blocks[start:stop], start):
-            written = self._block(batch, block, at, written, pool, self._index[i])
+        at = Progress(x_TSD=at.x_TSD, written=None, angles=at.angles)
+        for i, w in enumerate(self.weights.blocks[start:stop], start):
+            h_TD, inject = self._read(batch, at, w.attn_hyper, written)
+            written = None  # outputs are large: none lies in memory once it is in the streams
+            written = self._mixed(batch, w, at, h_TD, inject, pool, self._index[i])
+            h_TD, inject = self._read(batch, at, w.mlp_hyper, written)
+            written = None
+            written = mixture(batch, w.moe, h_TD, inject)
+            if batch.rows > SETTLE_ROWS:
+                written = settle(written)
         return Progress(x_TSD=at.x_TSD, written=written, angles=at.angles)
 
     def ngram(self, batch: Batch, at: Progress, rows_TE: Tensor) -> Progress:
@@ -127,7 +135,7 @@ class GpuLayers:
     ) -> Tensor:
         """Logits float32 [N, vocab] of the rows `wanted_N`, or of all; into `out` if given."""
         c, hyper = self.config, self.weights.mixer
-        entered = enter(at.x_TSD, hyper, c.rms_eps, self.dtype, self._settled(at.written))
+        entered = enter(at.x_TSD, hyper, c.rms_eps, self.dtype, at.written)
         x_TSD = at.x_TSD
         if wanted_N is not None:
             entered, x_TSD = entered.rows(wanted_N), x_TSD[wanted_N]
@@ -140,34 +148,30 @@ class GpuLayers:
         product(h_ND, self.weights.head, logits, counts)
         return logits
 
-    def _settled(self, written: Written | None) -> Written | None:
-        if written is None or len(written.y) <= SETTLE_ROWS:
-            return written
-        return settle(written)
-
-    def _block(
+    def _mixed(
         self,
         batch: Batch,
         w: GpuBlock,
         at: Progress,
-        written: Written | None,
+        h_TD: Tensor,
+        inject: Tensor,
         pool: PagePool,
         index: int,
     ) -> Written:
-        eps, x_TSD = self.config.rms_eps, at.x_TSD
-        entered = enter(x_TSD, w.attn_hyper, eps, self.dtype, self._settled(written))
-        assert entered.inject is not None
-        h_TD = mix(x_TSD, entered, w.attn_hyper, batch.counts)
         if isinstance(w.mixer, GpuGdn):
             y_TX = self._gdn(batch, w.mixer, h_TD, index)
         else:
             y_TX = self._qsa(batch, w.mixer, h_TD, at.angles, pool, index)
-        out = self._product(batch, y_TX, w.mixer.out, torch.float32)
-        done = Written(y=out, inject=entered.inject)
-        entered = enter(x_TSD, w.mlp_hyper, eps, self.dtype, done)
+        return Written(y=self._product(batch, y_TX, w.mixer.out, torch.float32), inject=inject)
+
+    def _read(
+        self, batch: Batch, at: Progress, hyper: PackedHyper, written: Written | None
+    ) -> tuple[Tensor, Tensor]:
+        """What a mixer or the experts read of the streams, and their output's strengths; what was
+        `written` goes into the streams first."""
+        entered = enter(at.x_TSD, hyper, self.config.rms_eps, self.dtype, written)
         assert entered.inject is not None
-        h_TD = mix(x_TSD, entered, w.mlp_hyper, batch.counts)
-        return mixture(batch, w.moe, h_TD, entered.inject)
+        return mix(at.x_TSD, entered, hyper, batch.counts), entered.inject
 
     def _gdn(self, batch: Batch, w: GpuGdn, h_TD: Tensor, index: int) -> Tensor:
         proj = self._product(batch, h_TD, w.proj, self.dtype)

@@ -20,6 +20,7 @@ from civetta.errors import UsageError
 from civetta.kernels.fused.launch import ROW_FIELDS, SESSION_FIELDS, Batch
 from civetta.kernels.matmul.triton import counters
 from civetta.model.gpu.layers import GpuLayers
+from civetta.model.gpu.scratch import launch_bytes
 from civetta.model.inputs import Span, Wanted
 from civetta.model.rope import rope_positions
 from civetta.model.trunk import Trunk, _lay_images, state_shape
@@ -75,6 +76,15 @@ class GpuTrunk(Trunk):
     def state_shape(self) -> StateShape:
         """Sizes of a session's state, which kernels find by address."""
         return replace(super().state_shape, addressed=True)
+
+    def launch_bytes(self, rows: int, context_tokens: int) -> int:
+        """Memory that a launch of so many rows allocates and frees again."""
+        return launch_bytes(self.config, rows, context_tokens, self.dtype)
+
+    def forget_graphs(self) -> None:
+        """Give back the memory of captured launches, and the pages that they read."""
+        if self._graphs is not None:
+            self._graphs = Graphs()
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
