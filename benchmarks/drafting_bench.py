@@ -19,11 +19,12 @@ from civetta.cache.setup import build_cache, plan_cache
 from civetta.decode.lookup import TextIndex
 from civetta.engine.calibrate import calibrate
 from civetta.engine.engine import Engine
-from civetta.engine.load import TrunkModel, load_trunk_only
+from civetta.engine.load import load_trunk_only
 from civetta.engine.load_vision import find_vision, image_support
 from civetta.engine.memory import state_sizes
 from civetta.engine.protocol import Finished, GenerateRequest, ModelInfo, TokenEvent
 from civetta.engine.speculation import Drafting
+from civetta.engine.trunk_model import TrunkModel
 from civetta.kernels.ops import PAGE_TOKENS
 from civetta.model.vision_build import LazyTower
 from civetta.options import (

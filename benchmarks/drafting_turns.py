@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from civetta.decode.stream import TokenText
-from civetta.engine.load import TrunkModel
 from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.outbox import OutboxStream
 from civetta.engine.protocol import Finished, TokenEvent
 from civetta.engine.scheduler import Budget
+from civetta.engine.trunk_model import TrunkModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

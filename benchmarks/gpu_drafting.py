@@ -13,6 +13,7 @@ people report of the real head's first draft, 0.9 stands for text that repeats i
 from the text itself. Replies with and without drafts are compared; the program fails where they differ.
 
 --model PATH times a model from files, on a CPU with --device cpu; that is also how to try this program.
+It needs torch, triton, numpy, tokenizers and jinja2 alone; with PYTHONPATH=src no civetta is installed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ from drafting_turns import step_loop, take_turns
 
 from civetta.decode.lookup import TextIndex
 from civetta.engine.calibrate import calibrate
-from civetta.engine.load import load_trunk_only
 from civetta.engine.protocol import GenerateRequest
 from civetta.engine.speculation import Drafting
+from civetta.kernels.select import resolve_device, select
+from civetta.model.bind_mtp import find_head
+from civetta.model.build import TableOptions, build_trunk, check_checkpoint
+from civetta.model.embedded import embedded_model_path
 from civetta.model.mtp import MtpHead
-from civetta.options import DraftingOptions, ModelOptions, Settings
+from civetta.ngram.placement import StoreOptions
 from civetta.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -155,16 +159,24 @@ def _request(number: int, vocab: int, tokens: int) -> GenerateRequest:
 
 def from_files(args: argparse.Namespace) -> tuple[Trunk, Trunk]:
     """The model without and with its draft head; on a GPU both are loaded."""
-    trunks = [
-        load_trunk_only(
-            Settings(
-                model=ModelOptions(model=args.model or None, device=args.device, threads=1),
-                drafting=DraftingOptions(speculative=mode),
-            )
-        ).trunk
-        for mode in ("off", "mtp")
-    ]
-    return trunks[0], trunks[1]
+    checked = check_checkpoint(Path(args.model) if args.model else embedded_model_path())
+    found = find_head(checked.checkpoint, checked.config, None)
+    if found is None:
+        sys.exit(f"{checked.checkpoint.path} has no draft head, and none lies beside it")
+    device = resolve_device(args.device)
+    torch.set_num_threads(1)
+    plain, drafting = (
+        build_trunk(
+            checked,
+            dtype=torch.float32 if device.type == "cpu" else torch.float16,
+            ops=select(args.device, 1),
+            head=head,
+            table=TableOptions(store=StoreOptions(placement="ram", reader="auto")),
+            device=device,
+        )
+        for head in (None, found)
+    )
+    return plain, drafting
 
 
 def random_trunks(args: argparse.Namespace, folder: Path) -> tuple[Trunk, Trunk]:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 
 from civetta.engine.engine import Engine
-from civetta.engine.load import TrunkModel, load_trunk_only
+from civetta.engine.load import load_trunk_only
 from civetta.engine.load_vision import image_support
 from civetta.engine.protocol import Finished, TokenEvent
 from civetta.engine.speculation import Drafting
+from civetta.engine.trunk_model import TrunkModel
 from civetta.model.mtp import Chain
 from civetta.model.vision_build import LazyTower
 from civetta.options import DraftingOptions, EngineOptions, ModelOptions, Settings

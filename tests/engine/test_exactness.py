@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from civetta.engine.engine import Engine
-from civetta.engine.load import TrunkModel
 from civetta.engine.memory import MARGIN_BYTES, MemoryNeeds, StateSizes, plan_memory
 from civetta.engine.protocol import Finished, TokenEvent
+from civetta.engine.trunk_model import TrunkModel
 from civetta.model.build import load_trunk
 from civetta.model.tiny import write_tiny
 from civetta.options import EngineOptions

@@ -15,11 +15,11 @@ from civetta.cache.off import NoCache, NoRestore
 from civetta.cache.protocol import RestorePoint, Tier
 from civetta.cache.restore import RamRestore
 from civetta.decode.stream import TokenText
-from civetta.engine.load import TrunkModel
 from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.outbox import OutboxStream
 from civetta.engine.protocol import Finished, GenerateRequest, TokenEvent
 from civetta.engine.scheduler import Budget
+from civetta.engine.trunk_model import TrunkModel
 from civetta.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the step loop needs of a model; `load.TrunkModel` provides it, tests fake it."""
+"""What the step loop needs of a model; `TrunkModel` provides it, tests fake it."""
 
 from __future__ import annotations
 

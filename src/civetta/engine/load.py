@@ -24,6 +24,7 @@ from civetta.engine.load_drafting import HEAD_NORMS, draft_head, drafting_of
 from civetta.engine.load_vision import copies_tower, find_vision, image_support, images_bytes
 from civetta.engine.memory import MemoryNeeds, plan_memory, state_sizes, tell
 from civetta.engine.protocol import ModelInfo
+from civetta.engine.trunk_model import TrunkModel
 from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
 from civetta.host import available_host_bytes
 from civetta.kernels.select import resolve_device, select
@@ -36,23 +37,15 @@ from civetta.ngram.placement import StoreOptions
 from civetta.state.recurrent import REWIND_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
     from civetta.cache.setup import CachePlan
-    from civetta.chat.images import PreparedImage
     from civetta.engine.memory import MemoryPlan
     from civetta.kernels.ops import Ops
-    from civetta.model.inputs import Piece
     from civetta.model.trunk import Trunk
-    from civetta.model.vision import ImageEncoding
     from civetta.options import (
         CacheOptions,
         ModelOptions,
         Settings,
     )
-    from civetta.state.session import Session, SessionStore
 
 COPIED_BYTES = 256 << 20
 """Weights up to so much are copied by themselves: no load on other files slows them down then."""
@@ -60,48 +53,6 @@ COPIED_BYTES = 256 << 20
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 _log = logging.getLogger(__name__)
-
-
-class TrunkModel:
-    """The trunk, its session store and the vision tower as the step loop sees them."""
-
-    def __init__(self, trunk: Trunk, store: SessionStore, tower: LazyTower | None = None) -> None:
-        self._trunk, self._store, self._tower = trunk, store, tower
-
-    @property
-    def pages_total(self) -> int:
-        """Pages that all sessions and the cache share."""
-        return self._store.pool.pages
-
-    @property
-    def pages_free(self) -> int:
-        """Pages nobody holds."""
-        return self._store.pool.free_pages
-
-    def open_session(self) -> Session:
-        """A new, empty session."""
-        return self._store.open()
-
-    def expect(self, session: Session, ids: Sequence[int]) -> None:
-        """Read ahead what the session's next tokens need."""
-        self._trunk.expect(session, ids)
-
-    def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
-        """Append each piece to its session; float32 logits of the wanted rows [n, vocab]."""
-        return self._trunk.forward_pieces(pieces)
-
-    def image_digest(self, image: PreparedImage) -> bytes:
-        """16 bytes of the pixels and the tower."""
-        return self._tower_in_use.digest(image)
-
-    def begin_image(self, image: PreparedImage) -> ImageEncoding:
-        """Start to encode; the first image loads the tower."""
-        return self._tower_in_use.begin(image)
-
-    @property
-    def _tower_in_use(self) -> LazyTower:
-        assert self._tower is not None, "requests with images are refused without a tower"
-        return self._tower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
