@@ -38,7 +38,12 @@ class Random:
     def permutation(self, n: int) -> torch.Tensor:
         return torch.randperm(n, generator=self._generator)
 
-    def stored(self, name: str, rows: int, cols: int) -> QuantTensor:
+    def whole(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Whole numbers from -4 to 4: sums of their products are exact in any order."""
+        return torch.randint(-4, 5, shape, generator=self._generator).to(dtype)
+
+    def stored(self, name: str, rows: int, cols: int, step: float | None = None) -> QuantTensor:
+        """Random codes; random float16 fields, or all of them `step`."""
         fmt = formats.by_name(name)
         assert fmt is not None
         shape = (rows, fmt.row_bytes(cols))
@@ -46,6 +51,8 @@ class Random:
         blocks = data.view(rows, -1, fmt.block_bytes)
         for at in HALVES.get(name, ()):
             half = ((self.uniform(rows, blocks.shape[1]) - 0.5) * 0.02).half()
+            if step is not None:
+                half.fill_(step)
             blocks[:, :, at : at + 2] = half.view(torch.uint8).view(rows, -1, 2)
         scale = scale_2 = None
         if name == "F8_E4M3":
