@@ -19,29 +19,56 @@ SCHEMA = {
 }
 FUNCTION = {"name": "go", "parameters": SCHEMA}
 FORM = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
-_PLACE = "tools[0].parameters.properties"
-OF_TOOL = f"{_PLACE}.secretname.format, {_PLACE}.ids.uniqueItems"
+_PLACE = "tools[0].function.parameters.properties"
+
+
+def of_tool(schema_field):
+    return f"{schema_field}.properties.secretname.format, {schema_field}.properties.ids.uniqueItems"
+
+
 BODIES = [
     (
         "/v1/chat/completions",
         {"messages": MESSAGES, "tools": [{"type": "function", "function": FUNCTION}]},
-        OF_TOOL,
+        of_tool("tools[0].function.parameters"),
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES,
+            "tools": [{"function": {"name": "go", "parametersJsonSchema": SCHEMA}}],
+        },
+        of_tool("tools[0].function.parametersJsonSchema"),
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "tools": [FUNCTION]},
+        of_tool("tools[0].parameters"),
     ),
     (
         "/v1/messages",
         {"messages": MESSAGES, "tools": [{"name": "go", "input_schema": SCHEMA}]},
-        OF_TOOL,
+        of_tool("tools[0].input_schema"),
     ),
     (
         "/v1/messages/count_tokens",
         {"messages": MESSAGES, "tools": [{"name": "go", "input_schema": SCHEMA}]},
-        OF_TOOL,
+        of_tool("tools[0].input_schema"),
     ),
-    ("/v1/responses", {"input": "x", "tools": [{"type": "function", **FUNCTION}]}, OF_TOOL),
+    (
+        "/v1/responses",
+        {"input": "x", "tools": [{"type": "function", **FUNCTION}]},
+        of_tool("tools[0].parameters"),
+    ),
+    (
+        "/v1/responses",
+        {"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [FUNCTION]}]},
+        of_tool("tools[0].tools[0].parameters"),
+    ),
     (
         "/v1/responses/input_tokens",
         {"input": "x", "tools": [{"type": "function", **FUNCTION}]},
-        OF_TOOL,
+        of_tool("tools[0].parameters"),
     ),
 ]
 FORMATS = [

@@ -86,6 +86,13 @@ def test_anthropic_sdk_buffered():
     assert "\n\nBe brief.<|im_end|>" in prompt_of(engine)
 
 
+@pytest.mark.parametrize("kind", ["enabled", "adaptive"])
+def test_a_budget_of_thought_holds_with_each_kind_of_thinking(kind):
+    engine = FakeEngine(THOUGHT)
+    assert ask(engine, thinking={"type": kind, "budget_tokens": 7}).status_code == 200
+    assert engine.requests[0].thinking_budget == 7
+
+
 def test_anthropic_sdk_stream_gives_the_final_message():
     async def run():
         async with (

@@ -340,6 +340,9 @@ def test_a_strict_tool_that_cannot_be_carried_out_names_the_place():
     body = {"messages": [USER], "tools": [EDIT, tool]}
     response = request(app_of(FakeEngine()), "POST", "/v1/chat/completions", body=body)
     error = error_of(response)
-    assert (error["param"], error["code"]) == ("tools[1].parameters.properties.n", "invalid_tools")
+    assert (error["param"], error["code"]) == (
+        "tools[1].function.parameters.properties.n",
+        "invalid_tools",
+    )
     tool["function"]["strict"] = False
     assert chat("t</think>\n\nx", tools=[EDIT, tool])["content"] == "x"

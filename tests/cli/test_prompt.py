@@ -86,6 +86,10 @@ def test_ways_to_give_the_prompt(civetta, use_engine, monkeypatch, tmp_path, arg
         (["a", "--think", "off", "--reasoning-effort", "low"], "--think is off"),
         (["a", "--cpu", "--device", "cuda"], "--cpu and --device cuda exclude each other"),
         (["a", "--raw", "--add-vision-id"], "--add-vision-id needs the chat template"),
+        (["a", "--raw", "--thinking-budget", "4"], "--thinking-budget needs the chat template"),
+        (["a", "--raw", "--reasoning-effort", "low"], "--reasoning-effort needs the chat template"),
+        (["a", "--preserve-thinking", "on"], "--preserve-thinking"),
+        (["a", "--think", "off", "--thinking-budget", "0"], "--thinking-budget needs thinking"),
     ],
 )
 def test_wrong_usage_is_refused_before_the_model_loads(
@@ -132,6 +136,16 @@ def test_short_forms_of_settings(
     assert civetta(*command, *flags).status == 0
     (settings,) = asked
     assert (settings.model.device, settings.drafting.speculative) == (device, speculative)
+
+
+def test_what_the_environment_says_of_thoughts_is_for_all_commands(
+    civetta, use_engine, monkeypatch
+):
+    for name, value in (("THINKING_BUDGET", "4"), ("PRESERVE_THINKING", "on"), ("THINK", "off")):
+        monkeypatch.setenv(f"CIVETTA_{name}", value)
+    for flags in ([], ["--raw"], ["--raw", "--thinking-budget", "-1"]):
+        use_engine(FakeEngine("ok"))
+        assert civetta("prompt", "Hi", *flags).status == 0
 
 
 def test_raw_continues_the_text_without_template(civetta, use_engine):

@@ -347,11 +347,14 @@ def _tool(tool: ToolFields, path: str) -> ToolSpec:
             parameters=tool.parameters or {},
             strict=tool.strict,
         )
+    alias = not inner.parameters and inner.parametersJsonSchema
     return ToolSpec(
         name=inner.name,
         description=inner.description,
         parameters=inner.parameters or inner.parametersJsonSchema or {},
         strict=inner.strict,
+        param=f"{path}.function",
+        schema_key="parametersJsonSchema" if alias else "parameters",
     )
 
 

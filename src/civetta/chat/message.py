@@ -53,13 +53,25 @@ Part = TextPart | ImagePart | VideoPart
 class ToolSpec:
     """A function the model may call; `parameters` is its JSON schema, {} when it takes none.
 
-    `strict` asks for schema-exact decoding; it never changes the prompt.
+    `strict` asks for schema-exact decoding; it never changes the prompt. `param` is the field of the
+    request that declares it, where that is not its place among the tools, and `schema_key` the field
+    within that holds `parameters`: what messages about them name.
     """
 
     name: str
     description: str | None = None
     parameters: JsonObject = field(default_factory=dict)
     strict: bool | None = None
+    param: str | None = field(default=None, compare=False)
+    schema_key: str = field(default="parameters", compare=False)
+
+    def field_at(self, index: int) -> str:
+        """The field that declares it; `index` is its place among the tools."""
+        return self.param or f"tools[{index}]"
+
+    def schema_field_at(self, index: int) -> str:
+        """The field that holds its schema."""
+        return f"{self.field_at(index)}.{self.schema_key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +245,7 @@ def _parse_calls(message: Message, param: str) -> Message:
 def _check_tools(tools: tuple[ToolSpec, ...]) -> None:
     seen: set[str] = set()
     for index, tool in enumerate(tools):
-        param = f"tools[{index}]"
+        param, schema_param = tool.field_at(index), tool.schema_field_at(index)
         if not _is_tool_name(tool.name):
             _refuse(
                 f"{param}.name {tool.name!r} must be 1 to {TOOL_NAME_CHARS_MAX} printable ASCII"
@@ -247,8 +259,8 @@ def _check_tools(tools: tuple[ToolSpec, ...]) -> None:
             )
         if not isinstance(tool.parameters, Mapping):
             _refuse(
-                f"{param}.parameters must be a JSON schema object.",
-                f"{param}.parameters",
+                f"{schema_param} must be a JSON schema object.",
+                schema_param,
                 "invalid_tools",
             )
         seen.add(tool.name)

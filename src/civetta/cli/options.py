@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from civetta import __version__
 from civetta.config import load_settings, parse_value
 from civetta.errors import UsageError
 from civetta.log import set_up_logging
-from civetta.options import Settings, settings_of
+from civetta.options import Settings, all_settings, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,21 @@ def settings_command(
 def level_of(settings: Settings) -> int:
     """How talkative the command is: 0, 1 (-v) or 2 (-vv, --debug)."""
     return 2 if settings.log.debug else settings.log.verbose
+
+
+def flags_used(*names: str) -> tuple[str, ...]:
+    """Of these settings the flags that the running command was given, at another value than the default.
+
+    Settings that the environment or a file made are not among them.
+    """
+    context = click.get_current_context()
+    known = all_settings()
+    return tuple(
+        known[name].flags[-1]
+        for name in names
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        and context.params[name] != known[name].default
+    )
 
 
 def _used(item: Setting, value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 import msgspec
@@ -27,7 +27,7 @@ from civetta.cli.asking import (
     with_short_forms,
 )
 from civetta.cli.inputs import read_text
-from civetta.cli.options import level_of, settings_command
+from civetta.cli.options import flags_used, level_of, settings_command
 from civetta.engine.client import ChatClient, ReplyDelta, ReplyEnd
 from civetta.errors import UsageError
 
@@ -67,7 +67,9 @@ _HOW = "give one prompt: as text, with -p TEXT, or with -f FILE (- reads stdin)"
     "model",
     "vision",
     "sampling",
-    "reasoning",
+    "reasoning.think",
+    "reasoning.reasoning_effort",
+    "reasoning.thinking_budget",
     "engine.prefill_batch",
     "cache",
     "drafting",
@@ -100,7 +102,8 @@ def prompt(
         ("--video", bool(videos)),
     ):
         if raw and given:
-            raise UsageError(f"{flag} needs the chat template, which --raw leaves out: drop one.")
+            _refuse_with_raw(flag)
+    _check_thinking(settings, raw=raw)
     if no_display_prompt and (as_json or not raw):
         raise UsageError(
             "--no-display-prompt leaves out the prompt that --raw alone prints, and --json never"
@@ -134,6 +137,22 @@ def prompt(
     finally:
         engine.close()
     return 0
+
+
+def _refuse_with_raw(flag: str) -> NoReturn:
+    raise UsageError(f"{flag} needs the chat template, which --raw leaves out: drop one.")
+
+
+def _check_thinking(settings: Settings, *, raw: bool) -> None:
+    """Raises UsageError for flags about thoughts that would change nothing.
+
+    What a configuration file or the environment says is for all commands, and is passed over here.
+    """
+    used = flags_used("reasoning_effort", "thinking_budget")
+    if raw and used:
+        _refuse_with_raw(used[0])
+    if "--thinking-budget" in used and settings.reasoning.think == "off":
+        raise UsageError("--thinking-budget needs thinking, but --think is off: drop one of them.")
 
 
 def _question(text: str | None, flag_text: str | None, file: str | None) -> str:

@@ -41,7 +41,7 @@ def constraint_of(tools: Sequence[ToolSpec], options: ReplyOptions) -> Constrain
     format, `invalid_tools` for strict tools that cannot be carried out and for a choice of none.
     """
     form, choice = options.answer_format, options.tool_choice
-    places = {tool.name: f"tools[{index}].parameters" for index, tool in enumerate(tools)}
+    places = {tool.name: tool.schema_field_at(index) for index, tool in enumerate(tools)}
     tools = _chosen(tools, choice)
     if not tools:
         return None if form is None else format_constraint(form)

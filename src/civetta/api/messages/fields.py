@@ -120,9 +120,8 @@ class MessagesFields(SamplingFields, kw_only=True):
 
     @property
     def thinking_budget(self) -> int | None:
-        """Tokens of thought at most."""
-        thinking = self.thinking
-        return None if thinking is None or thinking.type != "enabled" else thinking.budget_tokens
+        """Tokens of thought at most, whatever kind of thinking is asked for."""
+        return None if self.thinking is None else self.thinking.budget_tokens
 
     def template(self, server: ReasoningOptions) -> TemplateOptions:
         """How to render: a request that says nothing of thinking gets none, as in Anthropic's API.

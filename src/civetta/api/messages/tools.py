@@ -60,6 +60,7 @@ def read_tools(
                 description=tool.description,
                 parameters=tool.input_schema,
                 strict=tool.strict,
+                schema_key="input_schema",
             )
         )
     return tuple(specs), _choice(fields.tool_choice), unused

@@ -102,6 +102,7 @@ class _Reader:
                 description=tool.description,
                 parameters=tool.parameters or {},
                 strict=tool.strict,
+                param=path,
             )
         )
 
