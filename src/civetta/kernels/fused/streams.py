@@ -16,7 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.matmul.tiling import FEW_ROWS, precision, recipe_on, tile_rows_for
+from civetta.kernels.matmul.tiling import (
+    FEW_ROWS,
+    precision,
+    recipe_on,
+    tile_rows_for,
+    warps_without_copies,
+)
 from civetta.kernels.matmul.triton import part_sum, planes_of, product
 from civetta.kernels.packed import TILE
 from civetta.kernels.residual.triton import sigmoid32
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 
 ENTER_ROWS = 8
 """Rows of a program of `enter` when rows are many."""
+
+ENTER_WARPS = 8
+"""Warps of a program of `enter`; fewer when a stream has fewer columns than these have threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +106,7 @@ def enter_kernel(
     """One stream of ROWS rows: x += strength * y, its norm, its part of the next strengths.
 
     Gains and the strengths' weights are read once for all rows; LANES >= S is a power of two.
+    x is read, written and used further, so no column may have two threads (`warps_without_copies`).
     """
     j = tl.program_id(1)
     c, i = tl.arange(0, BLOCK), tl.arange(0, LANES)
@@ -145,13 +155,14 @@ def enter(
             shared, mix = written.shared, written.shared_mix
             mix_stride = mix.stride(0)
     each = 1 if rows <= FEW_ROWS else ENTER_ROWS
+    block = triton.next_power_of_2(width)
     enter_kernel[(-(-rows // each), streams)](
         x_TSD, y, weights, shared, mix, x_TSD if written is None else written.inject,
         w.gain_SD, x_TSD if w.inject is None else w.inject, normed, scale,
         scale if inject is None else inject, mix_stride, eps, rows, D=width, S=streams, M=slots,
         SHARED=written is not None and written.shared is not None, WRITE=written is not None,
-        INJECT=inject is not None, BLOCK=triton.next_power_of_2(width),
-        LANES=triton.next_power_of_2(streams), ROWS=each, num_warps=8,
+        INJECT=inject is not None, BLOCK=block, LANES=triton.next_power_of_2(streams), ROWS=each,
+        num_warps=warps_without_copies(block, ENTER_WARPS),
     )  # fmt: skip
     return Entered(normed=normed, scale=scale, inject=inject)
 

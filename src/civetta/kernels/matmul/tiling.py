@@ -87,6 +87,17 @@ def tile_rows_for(rows: int) -> int:
     return 32 if rows <= 32 else 64 if rows <= 48 else 128
 
 
+def warps_without_copies(elements: int, most: int) -> int:
+    """Warps, at most `most`, among whose threads each of `elements` (a power of two) has one holder.
+
+    Triton gives what is left of the threads copies of the elements, and lets copies load and only
+    the first holders store. A kernel that reads memory, writes it and goes on with what it read must
+    have no copies: one in a late warp would read what another warp has already written.
+    """
+    lanes = 32 if torch.version.hip is None else 64
+    return max(1, min(most, elements // lanes))
+
+
 def registers_of(tiles: Tiling, device: torch.device) -> dict[str, int]:
     """The launch option that bounds registers, where the backend has one."""
     if tiles.registers is None or device.type != "cuda" or torch.version.hip is not None:
