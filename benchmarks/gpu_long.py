@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_long.py reference OUT.npz [--tokens 20000]      # on a CPU
     python benchmarks/gpu_long.py check IN.npz [--save FILE.json]         # on a GPU
+    python benchmarks/gpu_long.py where [--dtypes float32]                # on a GPU: which op differs
 
 A tiny checkpoint (model/tiny.py) is given a context of exactly `--tokens`. `reference` keeps logits of
 the CPU's float32 path, the last row among them: the context is full there. `check` hashes all rows for
@@ -9,6 +10,10 @@ batches of 512 and 4096 and with the last rows one by one, in float32, float16 a
 compares them with the reference in float32. Then come checkpoints whose router, embedding or all
 weights are zero, and prompts of one token: nothing may be NaN or infinite. Then fresh memory is filled
 with NaN, whatever it is for, and the answer must stay the same. Exits 1 when a bound is missed.
+
+`where` keeps what every op gives for every row, kernel by kernel, and prints for each of these cuts
+the first row and op that differ from batches of 4096. The same cut is run twice: what differs there
+does not depend on cuts. It compares the last rows through captured graphs too.
 """
 
 from __future__ import annotations
@@ -18,12 +23,15 @@ import json
 import sys
 import tempfile
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gpu_ahead import compile_ahead
 from gpu_answers import digest, distance, edges_of, logits_in_cuts, trunk_of
+from gpu_watch import difference, trace
 
 from civetta.model.build import check_checkpoint
 from civetta.model.tiny import (
@@ -79,12 +87,17 @@ def write_reference(args: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
+def cuts_of(tokens: int) -> dict[str, list[int]]:
+    """Edges of the launches that must give one answer."""
+    cuts = {f"batch {n}": edges_of(tokens, n) for n in (512, 4096)}
+    return {**cuts, "last 40 by one": edges_of(tokens, 4096, 40)}
+
+
 def long_prompt(data: Any, dtype: torch.dtype, folder: Path, device: str) -> dict[str, Any]:
     tokens = int(data["tokens"])
     ids = ids_of(tokens)
     trunk = trunk_of(check_checkpoint(folder), dtype, device)
-    cuts = {f"batch {n}": edges_of(tokens, n) for n in (512, 4096)}
-    cuts["last 40 by one"] = edges_of(tokens, 4096, 40)
+    cuts = cuts_of(tokens)
     found = {name: logits_in_cuts(trunk, ids, edges) for name, edges in cuts.items()}
     trunk.close()
     whole = found["batch 4096"]
@@ -151,6 +164,30 @@ def fresh_memory(folder: Path, device: str) -> dict[str, bool]:
     return found
 
 
+def where(args: argparse.Namespace, folder: Path) -> int:
+    """The first row and op at which a cut differs from batches of 4096, or from itself."""
+    checked, ids = check_checkpoint(write_model(folder / "m", args.tokens)), ids_of(args.tokens)
+    differing = 0
+    for name in args.dtypes.split(","):
+        trunk = trunk_of(checked, getattr(torch, name), args.device)
+        if args.device != "cpu":
+            sizes = {b - a for edges in cuts_of(args.tokens).values() for a, b in pairwise(edges)}
+            compile_ahead(lambda: [logits_in_cuts(trunk, ids, [0, n]) for n in sorted(sizes)])  # noqa: B023 - called at once
+        cuts = cuts_of(args.tokens)
+        whole = trace(trunk, ids, cuts["batch 4096"])
+        for cut, edges in {"batch 4096 again": cuts.pop("batch 4096"), **cuts}.items():
+            found = difference(whole, trace(trunk, ids, edges))
+            differing += found is not None
+            print(name, cut, json.dumps(found, indent=1), flush=True)
+        logits = logits_in_cuts(trunk, ids, cuts["last 40 by one"]).to(whole.rows[-1].device)
+        rows = (logits != whole.rows[-1]).any(1).nonzero().flatten().tolist()
+        differing += bool(rows)
+        print(name, "last 40 by one, captured: rows whose logits differ", rows[:8], flush=True)
+        trunk.close()
+    print(f"{differing} comparisons differ")
+    return 1 if differing else 0
+
+
 def check(args: argparse.Namespace, folder: Path) -> int:
     report: dict[str, Any] = {}
     with np.load(args.file) as data:
@@ -175,14 +212,17 @@ def check(args: argparse.Namespace, folder: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("reference", "check"))
-    parser.add_argument("file")
+    parser.add_argument("what", choices=("reference", "check", "where"))
+    parser.add_argument("file", nargs="?")
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtypes", default="float32,float16,bfloat16")
     parser.add_argument("--save")
     args = parser.parse_args()
+    if args.file is None and args.what != "where":
+        parser.error(f"{args.what} needs a file")
     with tempfile.TemporaryDirectory() as folder:
-        run = check if args.what == "check" else write_reference
+        run = {"check": check, "where": where, "reference": write_reference}[args.what]
         return run(args, Path(folder))
 
 
