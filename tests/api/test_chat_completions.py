@@ -346,7 +346,10 @@ def test_progress_on_request():
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_object", "regex": "a"}}, "response_format.regex"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
