@@ -21,6 +21,8 @@ from engine.fakes import ManualClock
 pytestmark = pytest.mark.timeout(120)
 LAUNCH_S, ROW_S, DRAFTING_S, STEP_S = 1.0, 0.1, 0.01, 0.5
 KINDS = ("text", "images")
+SLOW = {"text": 3.0, "images": 1.0}
+"""How much longer than calibrated a kind's launches take, as in long contexts."""
 CIRCLE = ("text", "text", "text", "images", "images", "images", "text", "images") * 2
 
 
@@ -85,7 +87,8 @@ def drafted(bench, text, order):
         launch = model.forward_pieces
 
         def forward(pieces):
-            clock.now_s += LAUNCH_S + ROW_S * sum(len(piece.ids) for piece in pieces)
+            rows = sum(len(piece.ids) for piece in pieces)
+            clock.now_s += SLOW[kind] * LAUNCH_S + ROW_S * rows
             return launch(pieces)
 
         model.forward_pieces = forward

@@ -129,7 +129,12 @@ class Speculation:
         self._mtp: Drafter | None = None
         if drafting.head is not None:
             self._mtp = MtpDrafter(drafting.head, announce)
-        self._launch, self._steps = RoundCost(drafting.launches), RoundCost(drafting.steps)
+        # What rounds take follows the contexts they are at, and those are a kind's own, too.
+        self._costs = {
+            images: (RoundCost(drafting.launches), RoundCost(drafting.steps))
+            for images in (False, True)
+        }
+        self._launch, self._steps = self._costs[False]  # of the round under way
         # What images make a model say is foreseen otherwise than text: neither teaches the other.
         self._accepted = {images: Acceptance() for images in (False, True)}
         self._replies: dict[int, _Reply] = {}
@@ -142,7 +147,8 @@ class Speculation:
     def propose(self, jobs: Sequence[Job]) -> dict[int, Draft]:
         """Drafts by job key, for the jobs that get any. Pages for them are reserved. Never raises."""
         drafts: dict[int, Draft] = {}
-        self._purse = self._purses[any(job.request.spec.images for job in jobs)]
+        images = any(job.request.spec.images for job in jobs)
+        self._purse, (self._launch, self._steps) = self._purses[images], self._costs[images]
         if self._broken or self._rests(jobs):
             return drafts
         if self._guard(lambda: self._propose(jobs, drafts)) is not None:
