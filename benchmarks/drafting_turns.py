@@ -1,6 +1,6 @@
-"""Two step loops in one thread that take steps in turn, so that a busy machine slows both alike.
+"""Step loops in one thread that take steps in turn, so that a busy machine slows all alike.
 
-The one that is behind in tokens takes the next step; both answer the same requests, one batch of
+The one that is behind in tokens takes the next step; all answer the same requests, one batch of
 users after another. Time is that of decoding rounds, cut into stretches of so many tokens.
 """
 
@@ -62,36 +62,55 @@ def take_turns(
 
     Fails if a reply differs. A stretch of the time is that of `stretch` tokens at the least.
     """
-    off, on = loops
-    marks: list[tuple[float, float]] = [_decode_s(off, on)]
-    begun = [loop.stats().generated_tokens_total for loop in (off, on)]
-    replies: list[list[list[int]]] = [[], []]
+    marks = [_decode_s(loops)]
+    begun = [loop.stats().generated_tokens_total for loop in loops]
+    replies: list[list[list[int]]] = [[] for _ in loops]
+
+    def mark() -> None:
+        totals = [loop.stats().generated_tokens_total for loop in loops]
+        if min(t - b for t, b in zip(totals, begun, strict=True)) >= stretch * len(marks):
+            marks.append(_decode_s(loops))
+
     for first in range(0, len(requests), users):
         batch = requests[first : first + users]
-        boxes = [[loop.submit(request)[1] for request in batch] for loop in (off, on)]
-        while True:
-            busy = [_busy(loop) for loop in (off, on)]
-            if not any(busy):
-                break
-            done = [
-                loop.stats().generated_tokens_total - b
-                for loop, b in zip((off, on), begun, strict=True)
-            ]
-            turn = 0 if busy[0] and (not busy[1] or done[0] <= done[1]) else 1
-            (off, on)[turn].step()
-            if min(done) >= stretch * len(marks):
-                marks.append(_decode_s(off, on))
-        for side, own in zip(replies, boxes, strict=True):
-            side += [_ids(box) for box in own]
-    assert replies[0] == replies[1], "the loops say different things"
-    marks.append(_decode_s(off, on))
+        answered = answer(loops, batch, after=mark)
+        replies = [[*said, *more] for said, more in zip(replies, answered, strict=True)]
+    marks.append(_decode_s(loops))
     seconds_N2 = np.diff(np.array(marks), axis=0)
+    off, on = loops
     return Turns(
         seconds_N2=seconds_N2[seconds_N2.min(axis=1) > 0],
         tokens=off.stats().generated_tokens_total - begun[0],
         replies=replies[0],
         stats=on.stats(),
     )
+
+
+def answer(
+    loops: Sequence[StepLoop],
+    batch: Sequence[GenerateRequest],
+    *,
+    after: Callable[[], None] = lambda: None,
+) -> list[list[list[int]]]:
+    """Token ids of the replies to `batch`, all at a time, a list a loop; fails if a reply differs.
+
+    Of loops that are equally far, the first takes the next step; `after` is called behind each step.
+    """
+    boxes = [[loop.submit(request)[1] for request in batch] for loop in loops]
+    begun = [loop.stats().generated_tokens_total for loop in loops]
+    while True:
+        behind = [
+            (now.generated_tokens_total - b, place)
+            for place, (now, b) in enumerate(zip([x.stats() for x in loops], begun, strict=True))
+            if now.running + now.waiting
+        ]
+        if not behind:
+            break
+        loops[min(behind)[1]].step()
+        after()
+    replies = [[_ids(box) for box in own] for own in boxes]
+    assert all(own == replies[0] for own in replies), "the loops say different things"
+    return replies
 
 
 def step_loop(
@@ -120,13 +139,8 @@ def step_loop(
     )
 
 
-def _busy(loop: StepLoop) -> bool:
-    now = loop.stats()
-    return now.running + now.waiting > 0
-
-
-def _decode_s(off: StepLoop, on: StepLoop) -> tuple[float, float]:
-    return off.stats().decode_s_total, on.stats().decode_s_total
+def _decode_s(loops: Sequence[StepLoop]) -> list[float]:
+    return [loop.stats().decode_s_total for loop in loops]
 
 
 def _ids(box) -> list[int]:  # type: ignore[no-untyped-def]

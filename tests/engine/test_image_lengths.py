@@ -12,7 +12,8 @@ import pictures
 import tiny_vision
 from civetta.chat.image_source import bytes_part
 from civetta.chat.message import Conversation, Message, TextPart
-from civetta.decode.lengths import Measured
+from civetta.decode.lengths import Measured, plan_lengths
+from civetta.engine import speculation
 from civetta.engine.client import ChatClient, ReplyOptions
 from civetta.types import SamplingOverrides
 from engine.drafting import Bench, Prophet, replies
@@ -23,7 +24,7 @@ LAUNCH_S, ROW_S, DRAFTING_S, STEP_S = 1.0, 0.1, 0.01, 0.5
 KINDS = ("text", "images")
 SLOW = {"text": 3.0, "images": 1.0}
 """How much longer than calibrated a kind's launches take, as in long contexts."""
-CIRCLE = ("text", "text", "text", "images", "images", "images", "text", "images") * 2
+CIRCLE = ("text", "text", "text", "images", "images", "images", "text", "images") * 4
 
 
 class Timed(Prophet):
@@ -77,8 +78,24 @@ def plain(bench):
         }
 
 
-def drafted(bench, text, order):
-    """By kind, what each reply of the order drafted and kept, by depth; the head knows one text."""
+@pytest.fixture
+def planned(monkeypatch):
+    """Grows by one item with each plan of a round's lengths."""
+    plans = []
+
+    def plan(*args):
+        plans.append(plan_lengths(*args))
+        return plans[-1]
+
+    monkeypatch.setattr(speculation, "plan_lengths", plan)
+    return plans
+
+
+def drafted(bench, text, order, planned=()):
+    """By kind, what each reply of the order drafted and kept, by depth; the head knows one text.
+
+    And how often its lengths were planned, where `planned` gets an item each time.
+    """
     clock = ManualClock()
     head = Timed(text, bench.vocab, clock)
     options = {"fixed": False, "costs": calibration(), "clock": clock}
@@ -94,21 +111,22 @@ def drafted(bench, text, order):
         model.forward_pieces = forward
         found = {kind: [] for kind in KINDS}
         for kind in order:
+            before = len(planned)
             (reply,) = replies(engine, [asked(engine, kind)])
-            found[kind].append(reply["usage"].draft_depths)
+            found[kind].append((reply["usage"].draft_depths, len(planned) - before))
     return found
 
 
 @pytest.mark.parametrize("known", KINDS)
-def test_each_kind_drafts_as_if_there_were_no_other(bench, plain, known):
+def test_each_kind_drafts_as_if_there_were_no_other(bench, plain, planned, known):
     """Drafts of the known kind all stand, those of the other hardly ever."""
-    mixed = drafted(bench, plain[known], CIRCLE)
+    mixed = drafted(bench, plain[known], CIRCLE, planned)
     for kind in KINDS:
-        alone = drafted(bench, plain[known], (kind,) * CIRCLE.count(kind))
+        alone = drafted(bench, plain[known], (kind,) * CIRCLE.count(kind), planned)
         assert mixed[kind] == alone[kind]
     other = KINDS[1 - KINDS.index(known)]
     tokens, useless = (
-        sum(drawn for depths in mixed[kind] for drawn, _ in depths) for kind in (known, other)
+        sum(drawn for depths, _ in mixed[kind] for drawn, _ in depths) for kind in (known, other)
     )
     assert tokens > 8 * 20
     assert 0 < useless < tokens / 4

@@ -96,6 +96,22 @@ class _Reply:
             self.retry_after = min(max(2 * self.retry_after, SHORTEST_RETRY), LONGEST_RETRY)
 
 
+class _Kind:
+    """What rounds of one kind taught: those of text alone, or those with images in a reply.
+
+    Neither teaches the other: what images make a model say is foreseen otherwise than text
+    (`accepted`, of replies), what rounds take follows the contexts they are at, and a trial behind
+    a picture costs text neither its account nor its rest.
+    """
+
+    __slots__ = ("accepted", "launch", "purse", "rest", "resting", "steps")
+
+    def __init__(self, drafting: Drafting) -> None:
+        self.launch, self.steps = RoundCost(drafting.launches), RoundCost(drafting.steps)
+        self.accepted, self.purse = Acceptance(), Purse()
+        self.resting, self.rest = 0, 0  # rounds still to go unplanned, of how many
+
+
 @dataclass(slots=True, kw_only=True)
 class _Round:
     """One round in the making: tasks, what each may bring, and the plan."""
@@ -129,26 +145,15 @@ class Speculation:
         self._mtp: Drafter | None = None
         if drafting.head is not None:
             self._mtp = MtpDrafter(drafting.head, announce)
-        # What rounds take follows the contexts they are at, and those are a kind's own, too.
-        self._costs = {
-            images: (RoundCost(drafting.launches), RoundCost(drafting.steps))
-            for images in (False, True)
-        }
-        self._launch, self._steps = self._costs[False]  # of the round under way
-        # What images make a model say is foreseen otherwise than text: neither teaches the other.
-        self._accepted = {images: Acceptance() for images in (False, True)}
+        self._kinds = {images: _Kind(drafting) for images in (False, True)}
+        self._kind = self._kinds[False]  # of the round under way
         self._replies: dict[int, _Reply] = {}
-        # Nor does a trial behind a picture cost text its own: each kind of round has its account.
-        self._purses = {images: Purse() for images in (False, True)}
-        self._purse = self._purses[False]  # of the round under way
-        self._resting, self._rest = 0, 0  # rounds still to go unplanned, of how many
         self._broken = False
 
     def propose(self, jobs: Sequence[Job]) -> dict[int, Draft]:
         """Drafts by job key, for the jobs that get any. Pages for them are reserved. Never raises."""
         drafts: dict[int, Draft] = {}
-        images = any(job.request.spec.images for job in jobs)
-        self._purse, (self._launch, self._steps) = self._purses[images], self._costs[images]
+        self._kind = self._kinds[any(job.request.spec.images for job in jobs)]
         if self._broken or self._rests(jobs):
             return drafts
         if self._guard(lambda: self._propose(jobs, drafts)) is not None:
@@ -163,14 +168,14 @@ class Speculation:
     def finished(self, *, replies: int, tokens: int, seconds: float, drafted: bool) -> None:
         """Learn what a whole round took, with drafts in it or without."""
         if drafted:
-            expected_s = self._launch.seconds(replies, replies)
-            self._purse.drafted(replies, tokens, seconds, expected_s=expected_s)
+            expected_s = self._kind.launch.seconds(replies, replies)
+            self._kind.purse.drafted(replies, tokens, seconds, expected_s=expected_s)
         else:
-            self._purse.plain(replies, seconds)
+            self._kind.purse.plain(replies, seconds)
 
     def launched(self, *, sessions: int, rows: int, seconds: float) -> None:
         """Learn what a round's launch and choice of tokens took."""
-        self._launch.observe(Measured(sessions=sessions, rows=rows, seconds=seconds))
+        self._kind.launch.observe(Measured(sessions=sessions, rows=rows, seconds=seconds))
 
     def judged(self, job: Job, draft: Draft, accepted: int) -> None:
         """Learn how many of a reply's drafts stood."""
@@ -205,11 +210,11 @@ class Speculation:
         """Whether this round goes unplanned: nothing paid of late, or nothing may be lost."""
         if self._drafting.fixed:
             return False
-        if self._resting and all(job.key in self._replies for job in jobs):
-            self._resting -= 1
+        if self._kind.resting and all(job.key in self._replies for job in jobs):
+            self._kind.resting -= 1
             return True
-        self._resting = 0
-        return not self._purse.open
+        self._kind.resting = 0
+        return not self._kind.purse.open
 
     def _plan(self, jobs: Sequence[Job]) -> _Round | None:
         """Tasks and lengths; None when nobody may draft, or nothing pays."""
@@ -221,7 +226,7 @@ class Speculation:
         replies = [reply for _, reply, _ in able]
         prospects = [self._prospect(t, r) for t, r in zip(tasks, replies, strict=True)]
         others = [Prospect(chances=())] * (len(jobs) - len(able))
-        plan = plan_lengths([*prospects, *others], self._launch, self._steps)
+        plan = plan_lengths([*prospects, *others], self._kind.launch, self._kind.steps)
         if self._drafting.fixed:
             plan = replace(plan, lengths=tuple(t.most for t in tasks))
         elif not any(plan.lengths):
@@ -240,7 +245,7 @@ class Speculation:
         request, session = job.request, job.live
         reply = self._replies.get(job.key)
         if reply is None:
-            known = self._accepted[bool(request.spec.images)]
+            known = self._kinds[bool(request.spec.images)].accepted
             reply = _Reply(text=TextIndex(), accepted=Acceptance(known))
             self._replies[job.key] = reply
         text = reply.text
@@ -266,12 +271,12 @@ class Speculation:
     def _worth_a_round(self, round_: _Round) -> bool:
         """Whether anything is drafted; if not, rest for longer than the last time."""
         if any(round_.plan.lengths):
-            self._rest = 0
+            self._kind.rest = 0
             return True
         for reply in round_.replies:
-            reply.passed(1 + self._rest)
-        self._rest = min(2 * self._rest + 1, LONGEST_REST)
-        self._resting = self._rest
+            reply.passed(1 + self._kind.rest)
+        self._kind.rest = min(2 * self._kind.rest + 1, LONGEST_REST)
+        self._kind.resting = self._kind.rest
         return False
 
     def _prospect(self, task: DraftTask, reply: _Reply) -> Prospect:
@@ -299,9 +304,9 @@ class Speculation:
             for place, (prospect, reply) in enumerate(zip(prospects, replies, strict=True))
             if prospect.chances and reply.quiet >= reply.retry_after
         ]
-        if not due or self._purse.rounds < TRIAL_ROUNDS:
+        if not due or self._kind.purse.rounds < TRIAL_ROUNDS:
             return plan
-        if self._purse.rounds < 2 * TRIAL_ROUNDS:
+        if self._kind.purse.rounds < 2 * TRIAL_ROUNDS:
             due = [max(due, key=lambda i: prospects[i].chances[0])]
         chosen = set(due)
         return replace(plan, lengths=tuple(int(i in chosen) for i in range(len(plan.lengths))))
@@ -323,7 +328,7 @@ class Speculation:
             for n, p in zip(round_.plan.lengths, round_.prospects, strict=False)
             if n and not p.free
         )
-        step_s = self._steps.seconds(1, active) / max(active, 1)
+        step_s = self._kind.steps.seconds(1, active) / max(active, 1)
         return chance >= round_.plan.tokens_a_second * (step_s + self._row_s(round_))
 
     def _drop_unlikely(self, round_: _Round, place: int, draft: Draft) -> None:
@@ -348,13 +353,17 @@ class Speculation:
         """Seconds that one more row costs in this round's launch."""
         count = len(round_.plan.lengths)
         drafts = max(sum(round_.plan.lengths), 1)
-        more = self._launch.seconds(count, count + drafts) - self._launch.seconds(count, count)
+        more = self._kind.launch.seconds(count, count + drafts) - self._kind.launch.seconds(
+            count, count
+        )
         return max(more / drafts, 0.0)
 
     def _stepped(self, drafts: Sequence[Draft], seconds: float) -> None:
         drawn = [len(draft.ids) for draft in drafts if draft.ids]
         if drawn:
-            self._steps.observe(Measured(sessions=max(drawn), rows=sum(drawn), seconds=seconds))
+            self._kind.steps.observe(
+                Measured(sessions=max(drawn), rows=sum(drawn), seconds=seconds)
+            )
 
     def _forget(self, jobs: Sequence[Job]) -> None:
         """Drop the books of replies that ended; one that only waits pays with its counts."""
