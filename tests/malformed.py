@@ -22,6 +22,22 @@ def png_of(width, height, bits, colour, raw: bytes, *extra: tuple[bytes, bytes])
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
+def many_scans(more: int) -> bytes:
+    """A progressive JPEG whose last scan, of few bytes, comes `more` times again."""
+    data = pictures.encoded(pictures.flat(64, 48, "red"), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * more + data[-2:]
+
+
+def run_length_bmp(width: int, height: int, runs: bytes) -> bytes:
+    """A BMP of 8 bits a pixel, grey, whose pixels are `runs`."""
+    palette = b"".join(bytes([i, i, i, 0]) for i in range(256))
+    start = 14 + 40 + len(palette)
+    head = struct.pack("<IHHI", start + len(runs), 0, 0, start)
+    info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return b"BM" + head + info + palette + runs
+
+
 PNG = pictures.encoded(pictures.noise(64, 48))
 JPEG = pictures.encoded(pictures.noise(64, 48), "JPEG")
 WEBP = pictures.encoded(pictures.noise(64, 48), "WEBP")
@@ -51,6 +67,12 @@ MALFORMED = {
     "gif bomb": (b"GIF89a\xff\xff\xff\xff\0\0\0," + b"\0\0\0\0\xff\xff\xff\xff\0\x02\0", "pixels"),
     "bmp bomb": (BMP[:18] + struct.pack("<ii", 60000, 60000) + BMP[26:], "pixels"),
     "bmp negative": (BMP[:18] + struct.pack("<ii", -5, -5) + BMP[26:], "pixels"),
+    "jpeg of many scans": (many_scans(100), "more than 100 scans"),
+    "run-length bomb": (run_length_bmp(1 << 20, 2, b"\1\1\0\0"), "run-length BMP .* as PNG"),
+    "run-length noise": (
+        run_length_bmp(8, 8, b"\1\1" * (1 << 20)),
+        "run-length BMP .* 2097152 bytes are the limit",
+    ),
     "text chunk bomb": (
         png_of(8, 8, 8, 0, b"\0" * 64, (b"zTXt", b"k\0\0" + zlib.compress(b"x" * 50_000_000))),
         "damaged or incomplete",

@@ -14,9 +14,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import pictures
 from civetta.chat.image_rules import BadImage, ImageRules
-from civetta.chat.images import MAX_DECODED_PIXELS, decode_image, prepare_image
+from civetta.chat.images import MAX_DECODED_PIXELS, MAX_SCANS, decode_image, prepare_image
 from civetta.errors import UsageError
-from malformed import JPEG, MALFORMED, png_of
+from malformed import JPEG, MALFORMED, many_scans, png_of, run_length_bmp
 
 RULES = ImageRules(patch=16, merge=2, temporal=2)
 
@@ -176,6 +176,26 @@ def test_malformed_images_are_refused_with_a_reason(name) -> None:
     data, words = MALFORMED[name]
     with pytest.raises(BadImage, match=words):
         prepare_image(data, RULES)
+
+
+def test_what_lies_outside_a_jpegs_picture_is_no_scan_of_it() -> None:
+    """As many scans as may be; and the mark of one within a segment, and behind the end."""
+    own = many_scans(0).count(b"\xff\xda")
+    assert decode_image(many_scans(MAX_SCANS - own)).size == (64, 48)
+    with pytest.raises(BadImage, match="scans"):
+        prepare_image(many_scans(MAX_SCANS - own + 1), RULES)
+    marks = b"\xff\xda" * (2 * MAX_SCANS)
+    noted = pictures.encoded(pictures.noise(64, 48), "JPEG", comment=marks)
+    assert noted.count(marks) == 1
+    assert decode_image(noted + marks).tobytes() == decode_image(JPEG).tobytes()
+
+
+def test_small_run_length_bitmaps_are_read() -> None:
+    rows = b"".join(bytes([4, 10 * row, 4, 200, 0, 0]) for row in range(3)) + b"\0\1"
+    found = decode_image(run_length_bmp(8, 3, rows))
+    assert [found.getpixel((x, 2 - row))[0] for row in range(3) for x in (3, 4)] == [
+        *(0, 200, 10, 200, 20, 200)
+    ]
 
 
 def test_a_false_label_is_refused() -> None:

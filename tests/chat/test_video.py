@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import struct
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import (
 from transformers.video_utils import VideoMetadata
 
 import clips
+import malformed
 import pictures
 from civetta.chat import video_decode
 from civetta.chat.image_rules import ImageRules
@@ -123,6 +126,15 @@ MP4 = clips.encoded([pictures.noise(64, 48, i) for i in range(12)])
 WEBM = clips.encoded([pictures.noise(64, 48, i) for i in range(12)], "webm")
 AVI = clips.encoded([pictures.noise(64, 48, i) for i in range(12)], "avi")
 GIF = clips.animated([pictures.noise(64, 48, i) for i in range(6)])
+
+
+def grown(gif: bytes, side: int) -> bytes:
+    """The animation with a last frame of so many pixels a side, whatever its data holds."""
+    sizes = struct.pack("<HH", 64, 48)
+    place = gif.rindex(b",\0\0\0\0" + sizes) + 5
+    return gif[:place] + struct.pack("<HH", side, side) + gif[place + 4 :]
+
+
 PLAYLIST = b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"
 MALFORMED = {
     "empty": (b"", "empty"),
@@ -135,6 +147,10 @@ MALFORMED = {
     "avi head": (AVI[:300], "damaged or incomplete|no picture|no frames"),
     "gif cut": (GIF[: len(GIF) // 2], "damaged or incomplete"),
     "no kind of mp4": (b"\0\0\0\x18ftypisom" + b"\0" * 200, "damaged or incomplete|no picture"),
+    "bomb by header": (malformed.MALFORMED["bomb by header"][0], "33554432 pixels"),
+    "gif bomb": (malformed.MALFORMED["gif bomb"][0], "33554432 pixels"),
+    "gif that grows to a bomb": (grown(GIF, 0xFFFF), "33554432 pixels"),
+    "gif that grows": (grown(GIF, 6000), "6000 x 6000 pixels, and 33554432"),
     "strip": (clips.animated(clips.greys(2, 2010, 10)), "200 times"),
     "a playlist that calls itself mp4": (b"\0\0\0\x08ftyp" + PLAYLIST, "damaged|no picture"),
 }
@@ -192,6 +208,38 @@ def test_frames_of_different_sizes_and_too_many_are_refused():
         prepare_frames(clips.greys(4), range(4), VideoRules(image=IMAGE, max_frames=3))
     with pytest.raises(BadVideo, match="no frames"):
         prepare_frames([], [], RULES)
+
+
+def test_of_frames_the_resized_form_alone_is_held():
+    made = []
+
+    def frames():
+        for _ in range(6):
+            frame = Image.new("RGB", (640, 480))
+            made.append(weakref.ref(frame))
+            yield frame
+            del frame
+            assert sum(one() is not None for one in made) <= 1
+
+    rules = VideoRules(image=IMAGE, min_pixels=4096, max_pixels=64 << 10)
+    assert len(prepare_frames(frames(), range(6), rules).groups) == 3
+    assert len(made) == 6
+
+
+def test_frames_have_a_limit_together(monkeypatch):
+    """What they are is known from the first: no other one is taken."""
+    monkeypatch.setattr(video_decode, "MAX_VIDEO_PIXELS", 3 * 64 * 48)
+    frames = iter(clips.greys(4))
+    with pytest.raises(BadVideo, match="more than the 3 frames of 64 x 48"):
+        prepare_frames(frames, range(4), RULES)
+    assert len(list(frames)) == 3
+
+
+def test_frames_that_are_larger_than_the_head_says_have_that_limit_too(monkeypatch):
+    monkeypatch.setattr(video_decode, "_check_size", lambda *_: None)
+    monkeypatch.setattr(video_decode, "MAX_VIDEO_PIXELS", 5 * 64 * 48)
+    with pytest.raises(BadVideo, match="pixels together"):
+        prepare_video(MP4, RULES)
 
 
 # Sources and settings

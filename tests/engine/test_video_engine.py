@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 import clips
 import pictures
@@ -103,6 +104,10 @@ def test_videos_that_cannot_be_used_are_named(engine_of):
         junk = frames_part([pictures.data_url(b"junk")], index=1, param="p")
         with pytest.raises(VideoInvalid, match=r"frame 1: .*known image format"):
             prepared(engine, junk)
+        large = pictures.data_url(pictures.encoded(Image.new("1", (5792, 5793))))
+        many = frames_part([large] + [pictures.data_url(b"junk")] * 700, index=1, param="p")
+        with pytest.raises(VideoInvalid, match=r"more than the 512 frames of 5792 x 5793"):
+            prepared(engine, many)  # and no other frame was looked at
 
 
 def test_a_video_in_an_earlier_message_stays(engine_of):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -31,6 +32,14 @@ MAX_DECODED_PIXELS = 1 << 25
 MAX_ENCODED_BYTES = 20 << 20
 """Bytes of one encoded image."""
 
+MAX_SCANS = 100
+"""Scans of one JPEG; programs write ten or so. Each costs a pass over the whole picture, however few
+bytes it has."""
+
+MAX_RUN_LENGTH_PIXELS = 1 << 20
+MAX_RUN_LENGTH_BYTES = 1 << 21
+"""Of a BMP in run-length form: Pillow reads those in Python, during which nobody else runs."""
+
 FORMATS = "PNG, JPEG, WebP, GIF and BMP"
 
 # Decoders of foreign bytes raise whatever their parsers happen to meet.
@@ -49,7 +58,7 @@ DECODE_ERRORS = (
     struct.error,
     zlib.error,
 )
-_BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -61,6 +70,10 @@ _UPRIGHT = {
 }
 _ORIENTATION = 0x0112
 _MODES_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N", "I")
+_RUN_LENGTH = (1, 2)  # of 8 and of 4 bits a pixel
+# A JPEG's next marker but those without a length that stand among the data of a scan.
+_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd8-\xfe])")
+_EOI, _SOI, _SOS = 0xD9, 0xD8, 0xDA
 _KNOWN = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MAGIC = (
     (0, b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -144,13 +157,17 @@ def decode_image(data: bytes, *, declared: str | None = None) -> Image.Image:
     Raises BadImage for unknown, truncated, broken or oversized data.
     """
     kind = _sniffed(data, declared)
+    if kind == "JPEG":
+        _check_scans(data)
     try:
         with Image.open(io.BytesIO(data), formats=(kind,)) as image:
             _check_size(*image.size)
+            if image.format == "BMP" and image.info.get("compression") in _RUN_LENGTH:
+                _check_run_length(image, len(data))
             image.load()
             _check_size(*image.size)
             return _upright(flattened(image), _orientation(image))
-    except _BOMBS as error:  # its own limit is above ours and is met while it opens a file
+    except BOMBS as error:  # its own limit is above ours and is met while it opens a file
         raise BadImage(f"it has more than {MAX_DECODED_PIXELS} pixels") from error
     except DECODE_ERRORS as error:
         raise BadImage(f"its {kind} data is damaged or incomplete ({_short(error)})") from error
@@ -203,6 +220,29 @@ def _check_size(width: int, height: int) -> None:
     if width * height > MAX_DECODED_PIXELS:
         raise BadImage(
             f"it has {width} x {height} pixels, and {MAX_DECODED_PIXELS} in all are the limit"
+        )
+
+
+def _check_scans(data: bytes) -> None:
+    """Count the scans up to the picture's end; what lies within a segment is not looked at."""
+    at, scans = 0, 0
+    while found := _MARKER.search(data, at):
+        marker, at = found[1][0], found.end()
+        if marker == _EOI:
+            return
+        scans += marker == _SOS
+        if scans > MAX_SCANS:
+            raise BadImage(f"it has more than {MAX_SCANS} scans")
+        if marker != _SOI:
+            at += int.from_bytes(data[at : at + 2])
+
+
+def _check_run_length(image: Image.Image, size: int) -> None:
+    if image.width * image.height > MAX_RUN_LENGTH_PIXELS or size > MAX_RUN_LENGTH_BYTES:
+        raise BadImage(
+            f"it is a run-length BMP of {image.width} x {image.height} pixels and {size} bytes, and"
+            f" {MAX_RUN_LENGTH_PIXELS} pixels and {MAX_RUN_LENGTH_BYTES} bytes are the limit of"
+            " those; send it as PNG"
         )
 
 

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from civetta.chat.images import DECODE_ERRORS, MAX_DECODED_PIXELS, cut_patches, flattened
+from civetta.chat.images import (
+    BOMBS,
+    DECODE_ERRORS,
+    MAX_DECODED_PIXELS,
+    cut_patches,
+    flattened,
+)
 from civetta.chat.video_rules import BadVideo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import av
 
@@ -58,26 +64,38 @@ def prepare_video(data: bytes, rules: VideoRules) -> PreparedVideo:
         return _from_container(data, kind, rules)
     try:
         return _from_animation(data, kind, rules)
+    except BOMBS as error:
+        raise BadVideo(f"its frames have more than {MAX_DECODED_PIXELS} pixels") from error
     except DECODE_ERRORS as error:
         raise BadVideo(f"its {kind} data is damaged or incomplete ({_short(error)})") from error
 
 
 def prepare_frames(
-    frames: Sequence[Image.Image], seconds: Sequence[float], rules: VideoRules
+    frames: Iterable[Image.Image], seconds: Sequence[float], rules: VideoRules
 ) -> PreparedVideo:
-    """Cut RGB frames that were chosen already. Raises BadVideo for none, too many or odd ones."""
-    if not frames:
+    """Cut RGB frames that were chosen already; `seconds` is the time of each.
+
+    Frames are taken one by one, and of each the resized form alone is held. Raises BadVideo for
+    none, too many or odd ones.
+    """
+    count = len(seconds)
+    if not count:
         raise BadVideo("it has no frames")
-    if len(frames) > rules.max_frames:
-        raise BadVideo(f"it has {len(frames)} frames, and {rules.max_frames} are the limit")
+    if count > rules.max_frames:
+        raise BadVideo(f"it has {count} frames, and {rules.max_frames} are the limit")
+    first, fitted = (0, 0), []
     for number, frame in enumerate(frames, 1):
-        if frame.size != frames[0].size:
+        if number == 1:
+            first = frame.size
+            _check_size(count, *first)
+            size = rules.resized(count, frame.height, frame.width)
+        elif frame.size != first:
             raise BadVideo(
                 f"frame {number} has {frame.width} x {frame.height} pixels, the first one"
-                f" {frames[0].width} x {frames[0].height}"
+                f" {first[0]} x {first[1]}"
             )
-    size = rules.resized(len(frames), frames[0].height, frames[0].width)
-    return _cut([_fitted(frame, size) for frame in frames], seconds, rules)
+        fitted.append(_fitted(frame, size))
+    return _cut(fitted, seconds, rules)
 
 
 def _cut(
@@ -118,6 +136,7 @@ def _from_animation(data: bytes, kind: str, rules: VideoRules) -> PreparedVideo:
         starts_s = [0.0]
         for number in range(total):
             image.seek(number)
+            _check_size(total, image.width, image.height)  # a frame may reach beyond those before
             image.load()  # a WebP file tells a frame's time once it is decoded
             duration_ms = image.info.get("duration") or 100  # what browsers take for none
             starts_s.append(starts_s[-1] + float(duration_ms) / 1000)
@@ -190,7 +209,11 @@ def _decoded(data: bytes, kind: str) -> Iterator[av.VideoFrame]:
     with av.open(io.BytesIO(data), "r", format=_DEMUXERS[kind]) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
-        for frame in container.decode(stream):
+        pixels = 0
+        for frame in container.decode(stream):  # whose sizes need not be what the head says
+            pixels += frame.width * frame.height
+            if pixels > MAX_VIDEO_PIXELS:
+                raise BadVideo(f"its frames have more than {MAX_VIDEO_PIXELS} pixels together")
             if frame.width * frame.height > MAX_DECODED_PIXELS:
                 _check_size(1, frame.width, frame.height)
             yield frame

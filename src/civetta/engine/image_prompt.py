@@ -19,8 +19,10 @@ from civetta.errors import ContextOverflow, ImageInvalid, RequestInvalid, VideoI
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from PIL import Image
+
     from civetta.chat.image_rules import ImageSupport
-    from civetta.chat.image_source import ImageSource
+    from civetta.chat.image_source import EncodedImage, ImageSource
     from civetta.chat.images import PreparedImage
     from civetta.chat.message import VideoPart
     from civetta.engine.protocol import GenerateRequest, ModelInfo
@@ -94,6 +96,14 @@ def _image(part: ImagePart, support: ImageSupport) -> PreparedImage:
         raise ImageInvalid(str(error), index=source.index, param=source.param) from error
 
 
+def _decoded(frames: Sequence[EncodedImage]) -> Iterator[Image.Image]:
+    for number, frame in enumerate(frames, 1):
+        try:
+            yield decode_image(frame.data, declared=frame.declared)
+        except BadImage as error:
+            raise BadVideo(f"frame {number}: {error}") from error
+
+
 def _video(part: VideoPart, support: ImageSupport, model_id: str) -> PreparedVideo:
     if support.video is None or support.video_token_id is None:
         raise RequestInvalid(
@@ -105,13 +115,7 @@ def _video(part: VideoPart, support: ImageSupport, model_id: str) -> PreparedVid
     try:
         if isinstance(source, VideoBytes):
             return prepare_video(source.data, support.video)
-        frames = []
-        for number, frame in enumerate(source.frames[: support.video.max_frames + 1], 1):
-            try:
-                frames.append(decode_image(frame.data, declared=frame.declared))
-            except BadImage as error:
-                raise BadVideo(f"frame {number}: {error}") from error
-        seconds = [number / source.fps for number in range(len(frames))]
-        return prepare_frames(frames, seconds, support.video)
+        seconds = [number / source.fps for number in range(len(source.frames))]
+        return prepare_frames(_decoded(source.frames), seconds, support.video)
     except BadVideo as error:
         raise VideoInvalid(str(error), index=source.index, param=source.param) from error
