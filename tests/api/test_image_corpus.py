@@ -194,9 +194,9 @@ def test_what_cannot_be_used_is_named_in_every_dialect(served, name) -> None:
 
 
 BROKEN = {
-    "no base64": ("data:image/png;base64,!!!", "the base64 of its data URL is broken"),
-    "cut base64": (pictures.data_url(GOOD)[:-3], "the base64 of its data URL is broken"),
-    "base64 of URLs": ("data:image/png;base64,-_-_", "the base64 of its data URL is broken"),
+    "no base64": ("data:image/png;base64,!!!", "its base64 is broken"),
+    "cut base64": (pictures.data_url(GOOD)[:-3], "its base64 is broken"),
+    "base64 of URLs": ("data:image/png;base64,-_-_", "its base64 is broken"),
     "label of another format": (
         pictures.data_url(GOOD, "image/jpeg"),
         "declared as JPEG but .* PNG",

@@ -88,7 +88,7 @@ def test_chat_takes_pictures_between_messages(civetta, model, files, monkeypatch
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     result = civetta("chat", "-m", model, "-n", "4", "--seed", "1")
     assert result.status == 0, result.err
-    assert "1 pictures go with the next message" in result.err
+    assert "1 picture goes with the next message" in result.err
     monkeypatch.setattr(sys, "stdin", io.StringIO("Colour?\n"))
     more = ("--image", str(files / "blue.png"), "--think", "off")
     assert civetta("chat", "-m", model, "-n", "4", *more).status == 0
@@ -148,7 +148,7 @@ def test_chat_takes_videos_between_messages(civetta, model, videos, monkeypatch)
 
     file, folder = videos / "clip.mp4", videos / "frames"
     asked = talk(f"/video {file}", "What moves?", "/stats")
-    assert "1 videos go with the next message" in asked.err
+    assert "1 video goes with the next message" in asked.err
     tokens = int(re.search(r"prompt (\d+) tokens", asked.err)[1])
     plain = talk("What moves?", "/stats")
     assert tokens > int(re.search(r"prompt (\d+) tokens", plain.err)[1]) + 4 * 32

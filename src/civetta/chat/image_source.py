@@ -141,11 +141,11 @@ def read_data_url(url: str) -> EncodedImage:
     if declared is None:
         video = media_type.strip().lower().startswith("video/")
         cure = "a video is a video_url part of /v1/chat/completions" if video else _READ
-        raise BadImage(f"its data URL says {media_type[:_SHOWN_CHARS]!r}; {cure}")
+        raise BadImage(f"its media type is {media_type[:_SHOWN_CHARS]!r}; {cure}")
     try:
         data = base64.b64decode("".join(body.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadImage("the base64 of its data URL is broken") from error
+        raise BadImage("its base64 is broken") from error
     return EncodedImage(data=data, declared=declared)
 
 

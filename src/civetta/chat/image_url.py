@@ -105,7 +105,7 @@ class ImageFetcher:
         except (OSError, http.client.HTTPException, ValueError) as error:
             if time.monotonic() >= deadline_s:
                 raise BadImage(f"{host} did not send it within {self.timeout_s:g} s") from error
-            raise BadImage(f"it cannot be fetched from {host} ({type(error).__name__})") from error
+            raise BadImage(f"it cannot be fetched from {host} ({_why(error)})") from error
 
     @contextlib.contextmanager
     def _connection(
@@ -235,6 +235,17 @@ def _parsed(url: str) -> SplitResult:
     if parts.username is not None or parts.password is not None:
         raise BadImage("its address has a user name in it")
     return parts
+
+
+def _why(error: Exception) -> str:
+    """A connection's fault in words."""
+    faults = (
+        (socket.gaierror, "the name has no address"),
+        (ssl.SSLCertVerificationError, "its certificate is not trusted"),
+        (ConnectionRefusedError, "the connection is refused"),
+        (ConnectionError, "the connection broke off"),
+    )
+    return next((words for kind, words in faults if isinstance(error, kind)), type(error).__name__)
 
 
 def _cut(held: list[socket.socket]) -> None:

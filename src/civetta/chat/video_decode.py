@@ -83,7 +83,7 @@ def prepare_frames(
         raise BadVideo("it has no frames")
     if count > rules.max_frames:
         raise BadVideo(f"it has {count} frames, and {rules.max_frames} are the limit")
-    first, fitted = (0, 0), []
+    first, size, fitted = (0, 0), (0, 0), []
     for number, frame in enumerate(frames, 1):
         if number == 1:
             first = frame.size
@@ -231,7 +231,7 @@ def _check_size(frames: int, width: int, height: int) -> None:
         most = min(MAX_VIDEO_FRAMES, MAX_VIDEO_PIXELS // (width * height))
         raise BadVideo(
             f"it has more than the {most} frames of {width} x {height} pixels that are read; send"
-            " a shorter or smaller one, or frames"
+            " a shorter or smaller one, or some of its frames"
         )
 
 

@@ -70,9 +70,7 @@ def video_part(url: str, *, index: int, param: str, fps: float | None = None) ->
     try:
         data = base64.b64decode("".join(body.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise VideoInvalid(
-            "the base64 of its data URL is broken", index=index, param=param
-        ) from error
+        raise VideoInvalid("its base64 is broken", index=index, param=param) from error
     return _part(data, VideoBytes(index=index, data=data, param=param))
 
 

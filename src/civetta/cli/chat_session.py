@@ -122,13 +122,13 @@ class ChatSession:
         if not name:
             raise CommandFault("/image takes the name of a file.")
         self.media.add_image(name)
-        return Outcome(note=f"{len(self.media.images)} pictures go with the next message.")
+        return _waiting("picture", len(self.media.images))
 
     def _video(self, name: str) -> Outcome:
         if not name:
             raise CommandFault("/video takes the name of a file, or of a folder of frames.")
         self.media.add_video(name)
-        return Outcome(note=f"{len(self.media.videos)} videos go with the next message.")
+        return _waiting("video", len(self.media.videos))
 
     def _system(self, text: str) -> Outcome:
         if text == "off":
@@ -186,6 +186,11 @@ class ChatSession:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CommandFault(f"{path} is not a conversation that /save wrote.") from error
         return Outcome(note=f"{len(self.messages)} messages are loaded.")
+
+
+def _waiting(thing: str, count: int) -> Outcome:
+    goes = f"{thing} goes" if count == 1 else f"{thing}s go"
+    return Outcome(note=f"{count} {goes} with the next message.")
 
 
 def _path(name: str, command: str) -> Path:
