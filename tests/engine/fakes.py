@@ -107,6 +107,8 @@ class FakeModel:
     of a prompt. `on_forward(session, ids)` may raise, wait or look.
     """
 
+    shortlists = None
+
     def __init__(self, next_token, *, on_forward=None, on_open=None, on_reserve=None):
         self.next_token = next_token
         self.on_forward = on_forward or (lambda session, ids: None)

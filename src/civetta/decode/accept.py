@@ -10,16 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from civetta.decode.sampler import sample_row
+from civetta.decode.shortlist import sample
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from civetta.decode.mask import TokenMask
     from civetta.decode.sampler import Sampled, SampleRow
+    from civetta.decode.shortlist import LogitRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class Verdict:
 
 def accept(
     draft_ids: Sequence[int],
-    logits_RV: NDArray[np.float32],
+    rows: Sequence[LogitRow],
     row: SampleRow,
     end_ids: Collection[int] = (),
     masks: Sequence[TokenMask | None] | None = None,
@@ -48,13 +46,13 @@ def accept(
     they may end behind a draft that no row can choose. `row.history` is as before when this returns.
     Raises LogitsInvalid for the first bad row that is needed.
     """
-    assert len(logits_RV) == len(draft_ids) + 1, "a row for the newest token and for each draft"
+    assert len(rows) == len(draft_ids) + 1, "a row for the newest token and for each draft"
     tokens: list[Sampled] = []
     accepted = 0
     try:
-        for i, logits_V in enumerate(logits_RV):
+        for i, logits in enumerate(rows):
             mask = None if masks is None else masks[i]
-            sampled = sample_row(logits_V, replace(row, position=row.position + i, mask=mask))
+            sampled = sample(logits, replace(row, position=row.position + i, mask=mask))
             tokens.append(sampled)
             if i == len(draft_ids) or sampled.token_id != draft_ids[i]:
                 break

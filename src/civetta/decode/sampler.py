@@ -27,7 +27,7 @@ before biases, penalties, mask and filters: they tell what the model thinks, not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,18 @@ Ids = NDArray[np.int64]
 
 FIRST_SORT = 1024
 """Candidates sorted first for a top-p without top-k; more follow only while they are needed."""
+
+
+class SaidTokens(Protocol):
+    """What penalties need of a history (history.TokenHistory)."""
+
+    def window_ids(self) -> Ids:
+        """Distinct tokens of the window."""
+        ...
+
+    def generated_counts(self) -> tuple[Ids, NDArray[np.float64]]:
+        """Distinct generated tokens and how often each occurred."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +119,23 @@ def sample_row(logits_V: NDArray[np.float32], row: SampleRow) -> Sampled:
 def _choose(penalized_V: Floats, row: SampleRow) -> int:
     mask = row.mask
     if mask is not None and mask.allowed_N is not None:  # few: the others need no look
-        return _choose_from(penalized_V[mask.allowed_N], row, mask.allowed_N)
+        return choose_from(penalized_V[mask.allowed_N], row, mask.allowed_N)
     if mask is not None:
         penalized_V = mask.apply(penalized_V)
-    return _choose_from(penalized_V, row)
+    return choose_from(penalized_V, row)
 
 
-def _choose_from(values_N: Floats, row: SampleRow, ids_N: Ids | None = None) -> int:
-    """The token by its value; `ids_N` (ascending) are the tokens, left out: all of them."""
+def choose_from(
+    values_N: Floats, row: SampleRow, ids_N: Ids | None = None, total: float | None = None
+) -> int:
+    """The token by its value; `ids_N` (ascending) are the tokens, left out: all of them.
+
+    `total` as in `candidates`.
+    """
     if row.params.temperature == 0:
         place = int(np.argmax(values_N))  # the first of equals: ties go to the lower id
         return place if ids_N is None else int(ids_N[place])
-    kept = candidates(values_N, row.params)
+    kept = candidates(values_N, row.params, total)
     if ids_N is not None:
         kept = Candidates(ids_N=ids_N[kept.ids_N], scaled_N=kept.scaled_N)
     return draw(kept, seed=row.params.seed, position=row.position)
@@ -134,7 +151,7 @@ def apply_bias(logits_V: NDArray[np.float32], params: SamplingParams) -> Floats:
     return biased_V
 
 
-def apply_penalties(logits_V: Floats, params: SamplingParams, history: TokenHistory) -> Floats:
+def apply_penalties(logits_V: Floats, params: SamplingParams, history: SaidTokens) -> Floats:
     """Logits after repetition, then frequency and presence penalties; a copy if any is on.
 
     Repetition: once for each token of the window, positive logits are divided by the penalty and
@@ -154,19 +171,24 @@ def apply_penalties(logits_V: Floats, params: SamplingParams, history: TokenHist
     return penalized_V
 
 
-def candidates(penalized_V: Floats, params: SamplingParams) -> Candidates:
-    """Temperature, top-k, top-p and min-p for a temperature above 0; at least one token is left."""
+def candidates(
+    penalized_V: Floats, params: SamplingParams, total: float | None = None
+) -> Candidates:
+    """Temperature, top-k, top-p and min-p for a temperature above 0; at least one token is left.
+
+    `total`: the sum of all weights, where the values are not all that there are.
+    """
     peak = float(penalized_V.max())
     ids_N: Ids | None = None  # best first; None: every token, not sorted
     if params.top_k > 0:
         ids_N = best_ids(penalized_V, max(params.top_k, params.min_keep))
     if params.top_p < 1:
-        ids_N = _top_p(penalized_V, ids_N, peak, params)
+        ids_N = _top_p(penalized_V, ids_N, peak, params, total)
     if params.min_p > 0:
         ids_N = _min_p(penalized_V, ids_N, peak, params)
     if ids_N is None:
         ids_N = np.arange(penalized_V.shape[0], dtype=np.int64)
-    return Candidates(ids_N=ids_N, scaled_N=_scale(penalized_V[ids_N], peak, params.temperature))
+    return Candidates(ids_N=ids_N, scaled_N=scaled(penalized_V[ids_N], peak, params.temperature))
 
 
 def draw(kept: Candidates, *, seed: int, position: int) -> int:
@@ -206,17 +228,25 @@ def best_ids(values_V: Floats, n: int) -> Ids:
     return ordered_N
 
 
-def _top_p(penalized_V: Floats, ids_N: Ids | None, peak: float, params: SamplingParams) -> Ids:
+def _top_p(
+    penalized_V: Floats,
+    ids_N: Ids | None,
+    peak: float,
+    params: SamplingParams,
+    total: float | None,
+) -> Ids:
     """Keep the shortest prefix whose weight reaches top_p of the whole (at least min_keep)."""
     if ids_N is not None:
-        weights_N = np.exp(_scale(penalized_V[ids_N], peak, params.temperature))
+        weights_N = np.exp(scaled(penalized_V[ids_N], peak, params.temperature))
         return ids_N[: _prefix_size(weights_N, params.top_p * weights_N.sum(), params.min_keep)]
     size = penalized_V.shape[0]
-    goal = params.top_p * np.exp(_scale(penalized_V, peak, params.temperature)).sum()
+    if total is None:
+        total = float(np.exp(scaled(penalized_V, peak, params.temperature)).sum())
+    goal = params.top_p * total
     n = min(size, max(FIRST_SORT, params.min_keep))
     while True:
         ids_N = best_ids(penalized_V, n)
-        weights_N = np.exp(_scale(penalized_V[ids_N], peak, params.temperature))
+        weights_N = np.exp(scaled(penalized_V[ids_N], peak, params.temperature))
         if n == size or weights_N.cumsum()[-1] >= goal:
             return ids_N[: _prefix_size(weights_N, goal, params.min_keep)]
         n = min(size, n * 16)
@@ -231,7 +261,7 @@ def _prefix_size(weights_N: NDArray[np.float64], goal: float, min_keep: int) -> 
 def _min_p(penalized_V: Floats, ids_N: Ids | None, peak: float, params: SamplingParams) -> Ids:
     """Keep candidates of at least min_p times the best one's weight (at least min_keep)."""
     held_N = penalized_V if ids_N is None else penalized_V[ids_N]
-    keep_N = np.exp(_scale(held_N, peak, params.temperature)) >= params.min_p
+    keep_N = np.exp(scaled(held_N, peak, params.temperature)) >= params.min_p
     n = int(np.count_nonzero(keep_N))
     if ids_N is not None:
         return ids_N[: max(n, params.min_keep)]
@@ -240,7 +270,7 @@ def _min_p(penalized_V: Floats, ids_N: Ids | None, peak: float, params: Sampling
     return np.flatnonzero(keep_N).astype(np.int64)
 
 
-def _scale(values_N: Floats, peak: float, temperature: float) -> NDArray[np.float64]:
+def scaled(values_N: Floats, peak: float, temperature: float) -> NDArray[np.float64]:
     """(value - peak) / T: at most 0, and -inf where a tiny temperature overflows."""
     with np.errstate(over="ignore"):
         result: NDArray[np.float64] = (values_N.astype(np.float64) - peak) / temperature

@@ -10,10 +10,8 @@ from civetta.engine.launch import Part, in_launches
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from civetta.decode.draft import Draft
+    from civetta.decode.shortlist import LogitRow
     from civetta.engine.attempt import Attempt
     from civetta.engine.job import Job
     from civetta.engine.launch import Launcher
@@ -71,9 +69,9 @@ class Decoding:
         began_s = self._clock()
         for part in group:
             self._replies.expect(part.job, part.ids[1:])
-        for part, rows_RV in zip(group, self._launcher.run(group), strict=True):
+        for part, rows in zip(group, self._launcher.run(group), strict=True):
             draft = drafts.get(part.job.key)
-            self._attempt([part.job], partial(self._accept, part.job, rows_RV, draft))
+            self._attempt([part.job], partial(self._accept, part.job, rows, draft))
             now_s = self._clock()
             if part.job.delivered_s is not None:
                 self._tally.delivered(now_s - part.job.delivered_s)
@@ -85,12 +83,12 @@ class Decoding:
                 seconds=self._clock() - began_s,
             )
 
-    def _accept(self, job: Job, rows_RV: NDArray[np.float32], draft: Draft | None) -> None:
+    def _accept(self, job: Job, rows: Sequence[LogitRow], draft: Draft | None) -> None:
         if draft is None:
-            if self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
+            if self._replies.accept(job, self._replies.sample(job, rows[-1])):
                 self._launcher.expect_newest(job)
             return
-        verdict = self._replies.judge(job, draft.ids, rows_RV)
+        verdict = self._replies.judge(job, draft.ids, rows)
         job.live.rewind(verdict.surplus)
         job.live.trim()
         job.request.drafted(len(draft.ids), verdict.accepted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -54,6 +54,12 @@ class LanguageModel(Protocol):
         Rows come in the order of the pieces. A session occurs once. When it raises, the sessions
         of the launch may be torn and are of no further use.
         """
+        ...
+
+    @property
+    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+        """What lists the best tokens of rows where the logits are (kernels/shortlist); None: the
+        rows are at hand as they are."""
         ...
 
     def image_digest(self, image: PreparedImage) -> bytes:

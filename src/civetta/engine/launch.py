@@ -8,18 +8,20 @@ depend on that.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
+from civetta.engine.logit_rows import host_rows, listed_rows
 from civetta.errors import EngineBusy
 from civetta.model.inputs import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from torch import Tensor
 
     from civetta.cache.protocol import ContinuationCache
+    from civetta.decode.shortlist import LogitRow
     from civetta.engine.job import Job
     from civetta.engine.language_model import LanguageModel
     from civetta.model.inputs import ImageRows
@@ -45,7 +47,11 @@ class Launcher:
     """Runs parts. `put_back()` sends one running request back; False when only one runs."""
 
     def __init__(
-        self, model: LanguageModel, cache: ContinuationCache, *, put_back: Callable[[], bool]
+        self,
+        model: LanguageModel,
+        cache: ContinuationCache,
+        *,
+        put_back: Callable[[], bool],
     ) -> None:
         self._model, self._cache = model, cache
         self._put_back = put_back
@@ -75,8 +81,11 @@ class Launcher:
         """Tell the model which tokens the job's next launch begins with."""
         self._model.expect(job.live, ids)
 
-    def run(self, parts: Sequence[Part]) -> list[NDArray[np.float32]]:
-        """Launch; logits [n_rows, V] of each part, on the host. Raises what the model raises."""
+    def run(self, parts: Sequence[Part]) -> list[Sequence[LogitRow]]:
+        """Launch; each part's rows of logits. Raises what the model raises.
+
+        On a GPU they are shortlists, except those of a prompt that is scored.
+        """
         pieces = [
             Piece(
                 session=part.job.live,
@@ -87,12 +96,25 @@ class Launcher:
             )
             for part in parts
         ]
-        logits = self._model.forward_pieces(pieces).float().cpu().numpy()
-        taken, rows = 0, []
+        return self._rows_of(parts, self._model.forward_pieces(pieces))
+
+    def _rows_of(self, parts: Sequence[Part], logits_TV: Tensor) -> list[Sequence[LogitRow]]:
+        """Each part's rows. How a row comes hangs on its own request: log-probabilities differ by a
+        rounding between a shortlist and the whole row."""
+        shortlists = self._model.shortlists
+        rows: Sequence[LogitRow]
+        if shortlists is None or not len(logits_TV):
+            rows = list(host_rows(logits_TV))
+        else:
+            hot = [[part.job.request.spec.sampling.temperature] * part.n_rows for part in parts]
+            rows = listed_rows(logits_TV, list(chain.from_iterable(hot)), shortlists)
+        found: list[Sequence[LogitRow]] = []
+        stop = 0
         for part in parts:
-            rows.append(logits[taken : taken + part.n_rows])
-            taken += part.n_rows
-        return rows
+            start, stop = stop, stop + part.n_rows
+            scored = part.job.request.scores
+            found.append(list(host_rows(logits_TV[start:stop])) if scored else rows[start:stop])
+        return found
 
 
 def in_launches(parts: Sequence[Part]) -> list[list[Part]]:

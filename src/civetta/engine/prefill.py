@@ -16,10 +16,8 @@ from civetta.engine.request import RequestState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from civetta.cache.protocol import ContinuationCache
+    from civetta.decode.shortlist import LogitRow
     from civetta.engine.attempt import Attempt
     from civetta.engine.image_work import ImageWork
     from civetta.engine.job import Job
@@ -131,13 +129,13 @@ class Prefill:
                 self._replies.expect(part.job)
         logits = self._launcher.run(group)
         self._tally.prefilled(sum(len(part.ids) for part in group), self._clock() - began_s)
-        for part, rows_RV in zip(group, logits, strict=True):
-            self._attempt([part.job], partial(self._computed, part, rows_RV))
+        for part, rows in zip(group, logits, strict=True):
+            self._attempt([part.job], partial(self._computed, part, rows))
 
-    def _computed(self, part: Part, rows_RV: NDArray[np.float32]) -> None:
+    def _computed(self, part: Part, rows: Sequence[LogitRow]) -> None:
         job, request = part.job, part.job.request
         if part.rows == "all":
-            self._replies.score(job, rows_RV)
+            self._replies.score(job, rows)
         request.prefilled(len(part.ids), now_s=self._clock())
         self._images.release(job)
         kind = job.keep_at.pop(job.live.position, None)
@@ -149,13 +147,13 @@ class Prefill:
                     processed_tokens=request.prefilled_tokens, prompt_tokens=request.prompt_tokens
                 )
             )
-        if len(rows_RV):
+        if len(rows):
             self._tell_first(job)
         if request.prompt_left:
             return
         if request.spec.max_tokens == 0:
             self._replies.read_only(job)
-        elif self._replies.accept(job, self._replies.sample(job, rows_RV[-1])):
+        elif self._replies.accept(job, self._replies.sample(job, rows[-1])):
             self._launcher.expect_newest(job)
 
     def _tell_first(self, job: Job) -> None:

@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from civetta.decode.accept import accept
-from civetta.decode.sampler import SampleRow, log_probability, require_finite, sample_row
+from civetta.decode.sampler import SampleRow, log_probability, require_finite
+from civetta.decode.shortlist import ListedRow, sample
 from civetta.engine.protocol import PromptLogprobs, TokenEvent
 from civetta.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from civetta.decode.accept import Verdict
     from civetta.decode.sampler import Sampled
+    from civetta.decode.shortlist import LogitRow
     from civetta.engine.finish import Finisher
     from civetta.engine.job import Job
     from civetta.engine.tally import Tally
@@ -42,21 +41,21 @@ class Replies:
         # One thread, made when it is first needed: masks wait for no launch, nor launches for them.
         self._beside = ThreadPoolExecutor(1, "civetta-masks")
 
-    def judge(self, job: Job, draft_ids: Sequence[int], rows_RV: NDArray[np.float32]) -> Verdict:
+    def judge(self, job: Job, draft_ids: Sequence[int], rows: Sequence[LogitRow]) -> Verdict:
         """The tokens that follow everything generated so far, from the rows behind each draft.
 
         Raises LogitsInvalid.
         """
         end_ids = () if job.request.spec.ignore_eos else self._end_ids
         masks = None if job.guide is None else job.guide.rows(draft_ids)
-        return accept(draft_ids, rows_RV, self._row(job), end_ids, masks)
+        return accept(draft_ids, rows, self._row(job), end_ids, masks)
 
-    def sample(self, job: Job, logits_V: NDArray[np.float32]) -> Sampled:
+    def sample(self, job: Job, logits: LogitRow) -> Sampled:
         """The token that follows everything generated so far. Raises LogitsInvalid."""
         row = self._row(job)
         if job.guide is not None:
             row = replace(row, mask=job.guide.rows()[0])
-        return sample_row(logits_V, row)
+        return sample(logits, row)
 
     def expect(self, job: Job, draft_ids: Sequence[int] = ()) -> None:
         """Let the masks of the rows of a launch be computed beside it."""
@@ -67,7 +66,7 @@ class Replies:
         """End the thread beside the launches."""
         self._beside.shutdown(wait=True, cancel_futures=True)
 
-    def score(self, job: Job, rows_RV: NDArray[np.float32]) -> None:
+    def score(self, job: Job, rows: Sequence[LogitRow]) -> None:
         """Tell the log-probabilities of the prompt tokens behind those of the rows.
 
         Raises LogitsInvalid, and OutputBackpressure when the reader left too much unread.
@@ -76,7 +75,8 @@ class Replies:
         count, ids = request.spec.prompt_logprobs, request.spec.prompt_ids
         assert count is not None, "asked for"
         found = []
-        for place, logits_V in enumerate(rows_RV, request.prefilled_tokens + 1):
+        for place, logits_V in enumerate(rows, request.prefilled_tokens + 1):
+            assert not isinstance(logits_V, ListedRow), "rows that score a prompt come whole"
             if place >= len(ids) or place < request.scored_tokens:  # told before it was put back
                 continue
             require_finite(logits_V)

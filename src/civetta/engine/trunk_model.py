@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -44,6 +44,11 @@ class TrunkModel:
     def forward_pieces(self, pieces: Sequence[Piece]) -> Tensor:
         """Append each piece to its session; float32 logits of the wanted rows [n, vocab]."""
         return self._trunk.forward_pieces(pieces)
+
+    @property
+    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+        """The kernel that lists the best tokens of rows; None on a CPU."""
+        return self._trunk.shortlists
 
     def image_digest(self, image: PreparedImage) -> bytes:
         """16 bytes of the pixels and the tower."""

@@ -101,6 +101,12 @@ class Trunk:
         if self._rows is not None:
             self._rows.prefetch(ids, self._history(session.ids))
 
+    @property
+    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+        """What lists the best tokens of rows of logits (kernels/shortlist); None where the rows are
+        in the host's memory."""
+        return None
+
     def launch_bytes(self, rows: int, context_tokens: int) -> int:  # noqa: ARG002
         """Memory that a launch of so many rows allocates and frees again; 0: little, and not known."""
         return 0

@@ -44,11 +44,19 @@ def taken_of(bits, keep):
 
     Equal ones are taken from below. Scores are not negative: their bits order as they do.
     """
-    value = level_of(bits, keep, keep)
-    above = bits > value
+    return first_of(bits, level_of(bits, keep, keep), keep)
+
+
+@triton.jit
+def first_of(keys, value, keep):
+    """Which keys are the `keep` highest, `value` being the last of them, and their places in order.
+
+    Equal ones are taken from below.
+    """
+    above = keys > value
     need = keep - tl.sum(above.to(tl.int32), axis=0)
-    level = bits == value
-    # running counts: of equal scores in 17 bits, of better ones above them
+    level = keys == value
+    # running counts: of equal keys in 17 bits, of better ones above them
     ranks = tl.cumsum(level.to(tl.int32) + (above.to(tl.int32) << 17), axis=0)
     level_rank = ranks & ((1 << 17) - 1)
     taken = above | (level & (level_rank <= need))

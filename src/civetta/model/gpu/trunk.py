@@ -19,6 +19,7 @@ import torch
 from civetta.errors import UsageError
 from civetta.kernels.fused.launch import ROW_FIELDS, SESSION_FIELDS, Batch
 from civetta.kernels.matmul.triton import counters
+from civetta.kernels.shortlist.triton import shortlists
 from civetta.model.gpu.layers import GpuLayers
 from civetta.model.gpu.scratch import launch_bytes
 from civetta.model.inputs import Span, Wanted
@@ -76,6 +77,11 @@ class GpuTrunk(Trunk):
     def state_shape(self) -> StateShape:
         """Sizes of a session's state, which kernels find by address."""
         return replace(super().state_shape, addressed=True)
+
+    @property
+    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor]:
+        """Lists the best tokens of rows of logits on the device."""
+        return shortlists
 
     def launch_bytes(self, rows: int, context_tokens: int) -> int:
         """Memory that a launch of so many rows allocates and frees again."""
