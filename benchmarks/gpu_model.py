@@ -1,7 +1,8 @@
 """Speed of the whole model at real sizes on a GPU, with random weights.
 
     python benchmarks/gpu_model.py [--mix q4_k_xl] [--layers 48] [--ngram-base 250000]
-        [--placement ram] [--cases decode,company,verify,prefill,memory] [--depths 0,131072] [--save FILE]
+        [--placement ram] [--cases decode,company,verify,prefill,sampling,memory]
+        [--depths 0,131072] [--save FILE]
 
 Depth is reached by filling the pages with random keys, which costs no prefill; timings do not depend
 on what the keys are. Medians of `--repeats`; a decoded token's id is read by the host each step.
@@ -22,6 +23,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_ahead import compile_ahead
 
+from civetta.decode.history import TokenHistory
+from civetta.decode.sampler import SampleRow
+from civetta.decode.shortlist import sample
+from civetta.engine.logit_rows import host_rows, listed_rows
 from civetta.kernels.gpu import gpu_ops
 from civetta.model.gpu.random import (
     flash_next_config,
@@ -33,6 +38,7 @@ from civetta.model.gpu.trunk import GpuTrunk
 from civetta.model.inputs import Piece
 from civetta.ngram.feed import RowFeed
 from civetta.ngram.placement import StoreOptions, open_store
+from civetta.types import SamplingParams
 
 if TYPE_CHECKING:
     from civetta.state.session import Session, SessionStore
@@ -142,6 +148,8 @@ def main() -> None:
         print(f"{n} launches compiled in {time.perf_counter() - began:.1f} s", flush=True)
         for depth in depths:
             run_depth(trunk, depth, cases, args, results)
+        if "sampling" in cases:
+            sampling(trunk, results, args.repeats)
         if "memory" in cases:
             memory(trunk, weights, results)
         trunk.close()
@@ -220,6 +228,28 @@ def memory(trunk: GpuTrunk, weights: int, results: dict[str, Any]) -> None:
         session.close()
         trunk.forget_graphs()
         del store, session
+
+
+def sampling(trunk: GpuTrunk, results: dict[str, Any], repeats: int) -> None:
+    """Rows of logits to the host: as shortlists, and whole; with what choosing a token then takes."""
+    params = SamplingParams(temperature=0.7, top_k=20, top_p=0.8)
+    for rows in (1, 8):
+        logits_TV = torch.randn(rows, trunk.config.vocab, device=trunk.device) ** 3
+        row = SampleRow(params=params, position=9, history=TokenHistory((), repeat_last_n=0))
+        times: dict[str, list[float]] = {"shortlists": [], "whole rows": []}
+        for _ in range(4 * repeats + 1):
+            for name, found in times.items():
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                if name == "shortlists":
+                    listed = listed_rows(logits_TV, [0.7] * rows, trunk.shortlists)
+                else:
+                    listed = list(host_rows(logits_TV))
+                for one in listed:
+                    sample(one, row)
+                found.append(time.perf_counter() - began)
+        for name, found in times.items():
+            report(results, f"sampling {rows} rows by {name}", found[1:], rows)
 
 
 def report(results: dict[str, Any], name: str, times: list[float], tokens: int) -> None:

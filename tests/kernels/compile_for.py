@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 from triton_inputs import Random
 
+from civetta.decode.shortlist import KEEP
 from civetta.kernels.fused import choice
 from civetta.kernels.fused.launch import ROW_FIELDS, SESSION_FIELDS, Batch
 from civetta.kernels.fused.streams import enter, mix
@@ -39,6 +40,7 @@ from civetta.kernels.packed import RECIPES, STORED, PackedExperts, PackedHyper, 
 from civetta.kernels.ple import triton as ple
 from civetta.kernels.qsa import triton as qsa
 from civetta.kernels.residual import triton as residual
+from civetta.kernels.shortlist.triton import shortlists
 from civetta.model.gpu.random import flash_next_config, random_weights, write_random_table
 from civetta.model.gpu.trunk import GpuTrunk
 from civetta.model.mixes import MIXES, Mix
@@ -48,6 +50,7 @@ from civetta.ngram.placement import StoreOptions, open_store
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
 TYPES = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -130,6 +133,8 @@ def record(dtypes: tuple[torch.dtype, ...], mixes: tuple[Mix, ...]) -> dict[str,
             launch_trunk(mix_name, F16)
         recorder.what = "choice"
         launch_choice()
+        recorder.what = "sampling"
+        launch_sampling()
     finally:
         JITFunction.run, torch.empty = real, empty
     return recorder.found
@@ -269,6 +274,11 @@ def launch_choice() -> None:
     )  # fmt: skip
     keys, iq = torch.zeros(most // 16, 16, 128, dtype=F16), torch.zeros(rows, 4, 128, dtype=F16)
     choice.choose(batch, keys, iq, 4, 512)
+
+
+def launch_sampling() -> None:
+    """Shortlists of rows of the real vocabulary."""
+    shortlists(torch.zeros(2, 248_320), torch.ones(2, dtype=torch.float64), KEEP)
 
 
 def target_of(name: str) -> GPUTarget:

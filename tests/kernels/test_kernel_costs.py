@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from compile_for import launch_choice, launch_trunk
+from compile_for import launch_choice, launch_sampling, launch_trunk
 from triton_inputs import Random
 
 from civetta.bench.kernel_profile import launches_of
@@ -27,6 +27,7 @@ def test_every_launch_of_a_forward_has_a_cost():
     with launches_of(KIND) as launches:
         launch_trunk("q4_k_xl", torch.float16)
         launch_choice()
+        launch_sampling()
     names = {launch.kernel for launch in launches}
     assert {
         "product_kernel",

@@ -1,7 +1,7 @@
 """What choosing a token needs of a row of logits, on the GPU: 250,000 logits become one kilobyte.
 
-`segment_kernel` lists the best of a segment of a row and sums its exponentials, `merge_kernel` those
-of the row. Sums run in one order, whatever the rows beside this one are.
+`best_of_segment_kernel` lists the best of a segment of a row and sums its exponentials,
+`best_of_row_kernel` those of the row. Sums run in one order, whatever the rows beside this one are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _level(keys, keep):
 
 
 @triton.jit(do_not_specialize=["keep", "V", "stride"])
-def segment_kernel(
+def best_of_segment_kernel(
     logits, temperature, keys, ids, tops, sums, V, stride, keep,
     SEGMENTS: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def segment_kernel(
 
 
 @triton.jit(do_not_specialize=["keep", "V"])
-def merge_kernel(
+def best_of_row_kernel(
     bits, ids, tops, sums, temperature, words, totals, V, keep, wide,
     SEGMENTS: tl.constexpr, FINAL: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
@@ -113,13 +113,13 @@ def shortlists(logits_TV: Tensor, temperature_T: Tensor, keep: int) -> Tensor:
     lists = torch.empty((2, rows, segments, keep), dtype=torch.int32, device=device)
     tops = torch.empty((rows, segments), dtype=torch.float32, device=device)
     sums = torch.empty((rows, segments, 3), dtype=torch.float64, device=device)
-    segment_kernel[(rows, segments)](
+    best_of_segment_kernel[(rows, segments)](
         logits_TV, temperature_T, lists[0], lists[1], tops, sums, vocab, logits_TV.stride(0), keep,
         SEGMENTS=segments, SEGMENT=segment, num_warps=max(4, min(16, segment // 512)),
     )  # fmt: skip
     found = torch.empty((rows, SUMS + keep), dtype=torch.float64, device=device)
     final = triton.next_power_of_2(segments * keep)
-    merge_kernel[(rows,)](
+    best_of_row_kernel[(rows,)](
         lists[0], lists[1], tops, sums, temperature_T, found.view(torch.int32), found, vocab, keep,
         SUMS + keep, SEGMENTS=segments, FINAL=final, SUMS=SUMS,
         num_warps=max(4, min(16, final // 512)),
