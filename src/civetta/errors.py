@@ -344,6 +344,13 @@ class DeviceError(CivettaError):
     http_status = 503
 
 
+class DeviceLost(DeviceError):
+    """The device failed while it computed, for good: this process can answer nothing any more."""
+
+    code = "device_lost"
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: starting again may help
+
+
 class ReadFailed(CivettaError):
     """Reading model data failed while serving; the request fails, the process lives."""
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from api.live import live
 from api.serving import app_of, error_of, request
+from civetta.engine import engine as engine_module
 from civetta.engine.engine import Engine
 from civetta.options import EngineOptions
 from engine.fakes import ByteTokenizer, FakeModel, info
@@ -170,6 +171,47 @@ def test_case_51_budgets_of_a_chat(fields, budget):
     assert reason == ("length" if budget == 2 else "stop")
 
 
+SAYS, TOLD = {"role": "assistant", "content": "I said."}, {"role": "tool", "content": "42"}
+ITEMS = [
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "42"},
+]
+RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": []}),
+        ("/v1/chat/completions", {"messages": [{"role": "system", "content": "s"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "developer", "content": "s"}]}),
+        ("/v1/chat/completions", {"messages": [SAYS]}),
+        ("/v1/chat/completions", {"messages": [SAYS, TOLD]}),
+        ("/v1/responses", {"input": [SAYS]}),
+        ("/v1/responses", {"input": ITEMS}),
+        ("/v1/messages", {"messages": [{"role": "system", "content": "s"}]}),
+        ("/v1/messages", {"messages": [SAYS, RESULT]}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_case_54_without_a_users_turn_it_is_a_clean_400(path, body, stream):
+    response = request(app_of(FakeEngine()), "POST", path, body={**body, "stream": stream})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["code"], error["param"]) == ("invalid_messages", next(iter(body)))
+    assert "user message" in error["message"]
+
+
+def test_case_53_several_system_and_developer_turns_fold_into_the_first():
+    roles = ["system", "user", "system", "developer", "user", "developer"]
+    engine = FakeEngine("ok")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, "ABCDEF", strict=True)]
+    asked(engine, "/v1/chat/completions", messages=messages)
+    prompt = engine.tokenizer.decode(engine.requests[0].prompt_ids)
+    assert prompt.startswith("<|im_start|>system\nA\n\nC\n\nD\n\nF<|im_end|>\n<|im_start|>user\nB")
+    assert prompt.count("<|im_start|>system") == 1
+
+
 def test_case_65_a_long_prompt_does_not_freeze_a_stream():
     """Between two tokens of a stream at most one chunk of another's prompt is computed."""
     chunk, launches = 4, []
@@ -212,3 +254,22 @@ def test_case_67_health_fails_while_a_step_is_stalled_and_recovers():
     assert request(app, "GET", "/ready").status_code == 503
     stalled_s = 0.0
     assert request(app, "GET", "/health").status_code == 200
+
+
+def test_case_67_a_lost_device_is_told_on_every_way(monkeypatch):
+    """That the process then ends with 75: tests/cli/test_serve.py."""
+
+    def fail(session, ids):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(engine_module, "device_fault", lambda device: "it is gone")
+    model = FakeModel(lambda ids: 97, on_forward=fail)
+    with Engine(model, info(), tokenizer=ByteTokenizer(), template=None) as engine:
+        app = app_of(engine)
+        assert request(app, "GET", "/health").status_code == 200
+        for _ in range(2):
+            response = request(app, "POST", "/v1/completions", body={"prompt": "x"})
+            assert (response.status_code, error_of(response)["code"]) == (503, "device_lost")
+        for path in ("/health", "/ready"):
+            response = request(app, "GET", path)
+            assert (response.status_code, response.json()) == (503, {"status": "device lost"})

@@ -80,6 +80,26 @@ def test_bytes_that_are_not_http_get_a_json_error_and_the_door(server, data):
     assert server.open_requests == 0
 
 
+def test_a_request_with_two_ends_is_refused_and_what_follows_is_not_read(server):
+    """A proxy before this server may see one request where another sees two."""
+    with server.connect() as peer:
+        peer.send(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
+        status, headers, body = peer.reply()
+        assert (status, headers["connection"], code_of(body)) == (400, "close", "bad_http")
+        assert peer.rest() == b""
+
+
+def test_a_long_method_is_not_sent_back_whole(server):
+    with server.connect() as peer:
+        peer.send(b"A" * 4000 + b" /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        status, _, body = peer.reply()
+        assert (status, code_of(body)) == (405, "method_not_allowed")
+        assert len(body) < 300
+
+
 def test_a_header_flood_is_refused_while_it_comes(server):
     with server.connect() as peer:
         flood = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-A: " + b"y" * (64 << 20)

@@ -45,7 +45,10 @@ def test_timings_tell_drafts_by_depth(app, path, asked):
     body = {**asked, "temperature": 0.9, "seed": 4}
     response = request(app, "POST", path, body=body)
     assert response.status_code == 200, response.text
-    told = response.json()["timings"]
+    told, usage = response.json()["timings"], response.json().get("usage")
+    if usage is not None:
+        assert usage["draft_tokens"] == told["draft_n"]
+        assert usage["draft_tokens_accepted"] == told["draft_n_accepted"]
     drafted, accepted = told["draft_n_by_depth"], told["draft_n_accepted_by_depth"]
     assert len(drafted) == len(accepted)
     assert sum(drafted) == told["draft_n"] > 0  # a trial at the least

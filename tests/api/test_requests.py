@@ -79,7 +79,10 @@ def test_usage_and_timings_tell_what_was_cached_and_why_not_more():
         cached_tokens=60,
         cache=CacheSaving(source="disk", miss="diverged", miss_token=61, wait_s=0.25),
     )
-    assert usage_payload(usage)["prompt_tokens_details"] == {"cached_tokens": 60}
+    payload = usage_payload(usage)
+    assert payload["prompt_tokens_details"] == {"cached_tokens": payload["cached_tokens"]}
+    assert payload["cached_tokens"] == 60
+    assert "draft_tokens" not in payload
     timings = timings_payload(usage)
     assert (timings["cache_n"], timings["prompt_n"]) == (60, 40)
     assert (timings["cache_source"], timings["cache_miss_reason"]) == ("disk", "diverged")

@@ -277,6 +277,16 @@ def test_case_56_hosted_tools_are_skipped_and_namespaces_used():
     assert "<function=weather>" in prompt
 
 
+@pytest.mark.parametrize("role", ["developer", "system"])
+def test_a_picture_in_a_system_turn_is_named_by_its_item(role):
+    png = "data:image/png;base64,AAAA"
+    told = {"role": role, "content": [{"type": "input_image", "image_url": png}]}
+    error = error_of(
+        ask(FakeEngine(), instructions="I", input=[{"role": "user", "content": "x"}, told])
+    )
+    assert (error["code"], error["param"]) == ("invalid_messages", "input[1].content")
+
+
 def test_a_name_in_two_namespaces_is_refused():
     groups = [{"type": "namespace", "name": name, "tools": [WEATHER]} for name in ("a", "b")]
     error = error_of(ask(FakeEngine(), tools=groups))

@@ -217,7 +217,7 @@ def test_plain_completions_obey_grammars_schemas_and_biases(url):
     assert yes["content"] == "yes"
 
 
-def test_case_49_logprobs_are_aligned_in_stream_and_buffer_with_drafts(gpt, model):
+def test_case_49_logprobs_are_aligned_in_stream_and_buffer(gpt, model):
     asked = {
         "model": model,
         "messages": [{"role": "user", "content": "Give a JSON object with a name and an age."}],

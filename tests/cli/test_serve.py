@@ -53,6 +53,20 @@ def stuck(settings):
         model, info(), tokenizer=ByteTokenizer(), template=None, options=settings.engine
     )
 
+def lost(settings):
+    from civetta.engine import engine as engine_module
+    from civetta.engine.engine import Engine
+    from engine.fakes import ByteTokenizer, FakeModel, info
+
+    def fail(session, ids):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    engine_module.device_fault = lambda device: "it is gone"
+    model = FakeModel(lambda ids: 97, on_forward=fail)
+    return Engine(
+        model, info(), tokenizer=ByteTokenizer(), template=None, options=settings.engine
+    )
+
 serve.TELL_S = {tell_s}
 engine_setup.build_engine = {build}
 main()
@@ -62,12 +76,12 @@ main()
 class Serving:
     """A server process; reads its stderr on a thread."""
 
-    def __init__(self, *flags, build="engine", reply="hello", token_s=0.0, tell_s=5):
+    def __init__(self, *flags, build="engine", reply="hello", token_s=0.0, tell_s=5, before=()):
         code = START.format(
             tests=str(TESTS), reply=reply, token_s=token_s, build=build, tell_s=tell_s
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "serve", "-p", "0", *flags],
+            [*before, sys.executable, "-c", code, "serve", "-p", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -217,6 +231,41 @@ def test_a_step_that_never_ends_is_left_behind(signals):
         assert f"running={request_id}" in line
         assert "a step or a write hangs" in line
         assert not [line for line in serving.lines if "Traceback" in line]
+
+
+def test_a_terminal_that_goes_away_stops_the_server_in_order():
+    with Serving() as serving:
+        assert serving.url
+        assert serving.end(signal.SIGHUP) == 0
+        assert "ENGINE CLOSED" in serving.lines
+        assert "cause=SIGHUP" in serving.line(" stopping ")
+
+
+def test_under_nohup_a_terminal_that_goes_away_stops_nothing():
+    with Serving(before=("nohup",)) as serving:
+        assert serving.url
+        serving.process.send_signal(signal.SIGHUP)
+        assert httpx2.get(f"{serving.url}/health").status_code == 200
+        assert serving.end(signal.SIGTERM) == 0
+        assert "cause=SIGTERM" in serving.line(" stopping ")
+
+
+def test_a_fault_in_compiled_code_leaves_a_trace_without_text():
+    with Serving() as serving:
+        assert serving.url
+        assert serving.end(signal.SIGSEGV) == -signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in serving.lines
+        assert [line for line in serving.lines if "in run_server" in line]
+
+
+def test_case_67_a_lost_device_ends_the_process_with_75():
+    with Serving(build="lost") as serving:
+        response = httpx2.post(f"{serving.url}/v1/completions", json={"prompt": "x"})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "device_lost")
+        assert serving.end(timeout_s=60) == 75
+        assert serving.line(" device_lost ").endswith('fault="it is gone"')
+        assert "cause=device_lost" in serving.line(" stopping ")
+        assert serving.lines[-1].startswith("civetta: error[device_lost]: ")
 
 
 def test_ctrl_c_ends_with_130():

@@ -15,14 +15,22 @@ if TYPE_CHECKING:
 
 
 def usage_payload(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage` object."""
-    return {
+    """OpenAI's `usage` object.
+
+    With what some servers add and their clients read: cached tokens at the top, and drafts.
+    """
+    payload: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "cached_tokens": usage.cached_tokens,
     }
+    if usage.draft_tokens:
+        payload["draft_tokens"] = usage.draft_tokens
+        payload["draft_tokens_accepted"] = usage.draft_tokens_accepted
+    return payload
 
 
 def accounts(usage: Usage) -> dict[str, Any]:

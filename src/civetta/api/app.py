@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 
 from civetta.api.account import Traffic
 from civetta.api.delivery import Pace
-from civetta.api.guard import Guard
+from civetta.api.guard import METHOD_CHARS, Guard
 from civetta.api.keys import KeyRing, read_keys
 from civetta.api.refusal import refusal
 from civetta.api.responses.store import ResponseStore
@@ -81,7 +81,9 @@ async def _no_route(request: Request, found: Exception) -> Response:
     if found.status_code == 405:
         response = refusal(
             request.scope,
-            MethodNotAllowed(f"{request.method} is not a method of {path}: see the documentation."),
+            MethodNotAllowed(
+                f"{request.method[:METHOD_CHARS]} is not a method of {path}: see the documentation."
+            ),
         )
         response.headers.update(found.headers or {})
         return response

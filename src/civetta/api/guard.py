@@ -18,7 +18,13 @@ from civetta.api.cors import Cors
 from civetta.api.refusal import refusal
 from civetta.api.web_page import PAGE_PATHS
 from civetta.api.wire import body_too_large
-from civetta.errors import CivettaError, HeadersTooLarge, RequestFailed, TooManyRequests
+from civetta.errors import (
+    CivettaError,
+    HeadersTooLarge,
+    RequestFailed,
+    RequestInvalid,
+    TooManyRequests,
+)
 from civetta.log import log_event
 
 if TYPE_CHECKING:
@@ -42,6 +48,9 @@ PUBLIC_PATHS = PAGE_PATHS | {
 _POLLED_PATHS = frozenset({"/metrics", "/slots", "/v1/slots"})
 
 CLIENT_CLOSED = 499
+METHOD_CHARS = 20
+"""Of a method, where it is told: anything may stand there, up to the limit of headers."""
+
 _DRAIN_FACTOR = 8  # a body up to this many times the limit is read and dropped before the 413
 _log = logging.getLogger("civetta.api")
 
@@ -77,7 +86,7 @@ class Guard:
         state["request_id"], state["account"] = account.request_id, account
         headers = Headers(scope=scope)
         reply = _Reply(send, account, self._cors.headers(headers))
-        account.tell("request", method=scope["method"], path=scope["path"][:200])
+        account.tell("request", method=scope["method"][:METHOD_CHARS], path=scope["path"][:200])
         self._traffic.open += 1
         try:
             await self._serve(scope, receive, reply, headers)
@@ -91,6 +100,7 @@ class Guard:
             if preflight is not None:
                 await preflight(scope, receive, reply)
                 return
+            _check_end(headers, reply)
             await self._check(scope, receive, headers)
             await self._app(scope, receive, reply)
         except CivettaError as error:
@@ -140,7 +150,7 @@ class Guard:
             level,
             "request",
             id=account.request_id,
-            method=scope["method"],
+            method=scope["method"][:METHOD_CHARS],
             path=scope["path"][:200],
             status=status,
             ms=round(account.age_s() * 1000),
@@ -158,6 +168,10 @@ class _Reply:
         self._marks = marks
         self.status: int | None = None
 
+    def closes(self) -> None:
+        """End the connection with this response: nobody knows what its next bytes belong to."""
+        self._marks = {**self._marks, "Connection": "close"}
+
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -167,6 +181,16 @@ class _Reply:
             for name, value in self._marks.items():
                 headers[name] = value
         await self._send(message)
+
+
+def _check_end(headers: Headers, reply: _Reply) -> None:
+    if "content-length" in headers and "transfer-encoding" in headers:
+        reply.closes()
+        raise RequestInvalid(
+            "The request has Content-Length and Transfer-Encoding, which say different things of"
+            " where it ends: send one of them.",
+            code="bad_http",
+        )
 
 
 async def _answer(error: CivettaError, scope: Scope, receive: Receive, reply: _Reply) -> None:

@@ -29,7 +29,7 @@ class Error(msgspec.Struct, kw_only=True):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    """ok, loading model, or stalled with the seconds that a step takes already."""
+    """ok, loading model, device lost, or stalled with the seconds that a step takes already."""
 
     status: str
     stalled_s: float | UnsetType = UNSET
@@ -170,6 +170,9 @@ class UsageReply(msgspec.Struct, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails
+    cached_tokens: int
+    draft_tokens: int | UnsetType = UNSET
+    draft_tokens_accepted: int | UnsetType = UNSET
 
 
 class Timings(msgspec.Struct, kw_only=True):

@@ -27,14 +27,18 @@ def engine_of(request: Request) -> EngineClient:
 async def health(request: Request) -> Response:
     """GET /health, /healthz, /v1/health: 200 once requests are served.
 
-    503 while the model loads, and while a step takes longer than --stall-timeout-ms.
+    503 while the model loads, while a step takes longer than --stall-timeout-ms, and once the device
+    is lost.
     """
     engine: EngineClient | None = request.app.state.engine
     if engine is None:
         return json_response({"status": "loading model"}, 503, {"Retry-After": "1"})
-    stalled_s = engine.stats().stalled_s
-    if stalled_s:
-        return json_response({"status": "stalled", "stalled_s": round(stalled_s, 1)}, 503)
+    stats = engine.stats()
+    if stats.device_lost:
+        return json_response({"status": "device lost"}, 503)
+    if stats.stalled_s:
+        stalled_s = round(stats.stalled_s, 1)
+        return json_response({"status": "stalled", "stalled_s": stalled_s}, 503)
     return json_response({"status": "ok"})
 
 

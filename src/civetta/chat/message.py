@@ -125,10 +125,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages in order and the tools on offer."""
+    """Messages in order and the tools on offer; `param` is the field of the request that holds them."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    param: str = field(default="messages", compare=False)
 
     @property
     def media(self) -> tuple[ImagePart | VideoPart, ...]:
@@ -154,7 +155,7 @@ def normalise(conversation: Conversation) -> Conversation:
     """
     _check_tools(conversation.tools)
     if not conversation.messages:
-        _refuse("The conversation is empty; send at least one user message.", "messages")
+        _refuse("The conversation is empty; send at least one user message.", conversation.param)
     system: list[str] = []
     rest: list[Message] = []
     for index, message in enumerate(conversation.messages):
@@ -167,7 +168,7 @@ def normalise(conversation: Conversation) -> Conversation:
         _refuse(
             "The conversation has no user query: add a user message that is more than a tool"
             " response.",
-            "messages",
+            conversation.param,
         )
     folded = "\n\n".join(text for text in system if text)
     head = [text_message("system", folded)] if folded else []

@@ -1,14 +1,15 @@
-"""`civetta serve`: the HTTP API on one address, until SIGTERM or Ctrl+C.
+"""`civetta serve`: the HTTP API on one address, until SIGTERM, SIGHUP or Ctrl+C.
 
 It listens before it loads, so that health checks answer (503) meanwhile and a taken port is
 told at once. SIGTERM stops listening, lets running replies end for --drain-timeout at most, and exits 0;
-1 when a step hung and was left behind (way_out.py).
+1 when a step hung and was left behind (way_out.py), 75 when the device was lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
 import math
@@ -28,7 +29,7 @@ from civetta.checkpoint.existing import existing
 from civetta.cli import engine_setup
 from civetta.cli.options import settings_command
 from civetta.cli.way_out import WayOut
-from civetta.errors import ListenError, UsageError
+from civetta.errors import DeviceLost, ListenError, UsageError
 from civetta.log import log_event
 
 if TYPE_CHECKING:
@@ -47,8 +48,13 @@ TELL_S = 5
 STEP_S = 60.0
 """What a step may take at the end where --stall-timeout-ms does not say when it hangs."""
 
+LOOK_S = 1.0
+"""Between looks whether the device is lost."""
+
 STUCK_MS = 120_000
 """A client that takes no byte of what waits for it for so long is given up."""
+
+_STDERR_FD = 2
 
 _log = logging.getLogger("civetta.serve")
 
@@ -119,7 +125,11 @@ def _end_dead_peers(listener: socket.socket) -> None:
 
 
 def run_server(settings: Settings, listener: socket.socket) -> int:
-    """Load the model while answering health checks, then serve; returns the exit status."""
+    """Load the model while answering health checks, then serve; returns the exit status.
+
+    A process that a fault in compiled code, or in a mapped file, ends says on stderr where it was.
+    """
+    faulthandler.enable(_STDERR_FD)
     app = build_app(None, settings)
     drain_s = settings.server.drain_timeout
 
@@ -140,7 +150,7 @@ def run_server(settings: Settings, listener: socket.socket) -> int:
             settings.server,
             timeout_graceful_shutdown=math.ceil(drain_s) + TELL_S,
         ),
-        on_exit=way_out.signalled,
+        on_exit=way_out.asked,
     )
     _adopt_uvicorn_log()
     url = base_url(listener)
@@ -179,18 +189,22 @@ def longest_end_s(settings: Settings) -> float:
 class Server(uvicorn.Server):
     """uvicorn, remembering the signals it got instead of raising them again at the end.
 
-    `on_exit()` is told of each, in the midst of anything.
+    `on_exit(name)` is told of each, in the midst of anything, and of other causes to stop.
     """
 
-    def __init__(self, config: uvicorn.Config, *, on_exit: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, *, on_exit: Callable[[str], None]) -> None:
         super().__init__(config)
         self.signals: list[int] = []
         self._on_exit = on_exit
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM while serving."""
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in _SIGNALS}
+        """Handle the signals that stop while serving; one that is ignored, as under nohup, stays so."""
+        before = {
+            sig: signal.signal(sig, self.handle_exit)
+            for sig in _SIGNALS
+            if signal.getsignal(sig) is not signal.SIG_IGN
+        }
         try:
             yield
         finally:
@@ -201,17 +215,26 @@ class Server(uvicorn.Server):
         """Begin the drain; a second signal ends it."""
         self.signals.append(sig)
         self.force_exit = self.force_exit or len(self.signals) > 1
-        self._on_exit()
+        self._on_exit(signal.Signals(sig).name)
         super().handle_exit(sig, frame)
+
+    def stop(self, cause: str) -> None:
+        """Begin the drain without a signal; any thread."""
+        self._on_exit(cause)
+        self.should_exit = True
 
 
 class Loader:
-    """Loads the model on a thread; a failure stops the server and is kept in `error`."""
+    """Loads the model on a thread, then watches for the loss of its device.
+
+    A failure to load and a lost device stop the server, and are kept in `error`.
+    """
 
     def __init__(self, app: Starlette, settings: Settings, server: Server, url: str) -> None:
         self._app, self._settings, self._server, self._url = app, settings, server, url
         self.engine: EngineClient | None = None
         self._thread = threading.Thread(target=self._load, name="civetta-load", daemon=True)
+        self._closed = threading.Event()
         self.error: BaseException | None = None
 
     def start(self) -> None:
@@ -220,6 +243,7 @@ class Loader:
 
     def close(self) -> None:
         """Stop the engine if there is one; a load under way is left to die with the process."""
+        self._closed.set()
         if self.engine is not None:
             self.engine.close()
 
@@ -237,6 +261,16 @@ class Loader:
         gc.freeze()
         self._app.state.engine = self.engine
         announce(self._settings, self.engine, self._url, time.monotonic() - started)
+        self._watch(self.engine)
+
+    def _watch(self, engine: EngineClient) -> None:
+        while not self._closed.wait(LOOK_S):
+            if engine.stats().device_lost:
+                self.error = DeviceLost(
+                    "The device is lost, and the log says how: start the server again."
+                )
+                self._server.stop("device_lost")
+                return
 
 
 def announce(settings: Settings, engine: EngineClient, url: str, load_s: float) -> None:
@@ -268,7 +302,11 @@ def base_url(listener: socket.socket) -> str:
 
 
 _CLIENTS_FAULTS = ("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []),  # its terminal was closed
+)
 
 
 def _has_keys(options: ServerOptions) -> bool:

@@ -28,7 +28,8 @@ _log = logging.getLogger("civetta.serve")
 
 
 class WayOut:
-    """Calls `begin()` at the first signal; leaves `longest_s` after it, or `short_s` after another.
+    """Tells what first asked to stop, calls `begin()`; leaves `longest_s` later, `short_s` after a
+    second time.
 
     `engine()`: the engine that is waited for, None while there is none.
     """
@@ -43,26 +44,29 @@ class WayOut:
     ) -> None:
         self._engine, self._begin = engine, begin
         self._longest_s, self._short_s = longest_s, short_s
-        self._told: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its `put` may interrupt itself
+        # What asks to stop, or None at the end; its `put` may interrupt itself.
+        self._told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="civetta-way-out", daemon=True).start()
 
-    def signalled(self) -> None:
-        """There was a signal; for its handler."""
-        self._told.put(True)
+    def asked(self, cause: str) -> None:
+        """Something asks to stop, such as a signal; for its handler, too."""
+        self._told.put(cause)
 
     def close(self) -> None:
         """The engine ended."""
-        self._told.put(False)
+        self._told.put(None)
 
     def _run(self) -> None:
-        if not self._told.get():
+        cause = self._told.get()
+        if cause is None:
             return
+        log_event(_log, logging.INFO, "stopping", cause=cause)
         began_s = time.monotonic()
         end_s = began_s + self._longest_s
         self._begin()
         while True:
             try:
-                if not self._told.get(timeout=max(0.0, end_s - time.monotonic())):
+                if self._told.get(timeout=max(0.0, end_s - time.monotonic())) is None:
                     return
             except queue.Empty:
                 self._leave(time.monotonic() - began_s)

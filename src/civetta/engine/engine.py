@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from civetta.decode.guides import Guides
 from civetta.decode.limits import check_sampling
 from civetta.decode.stream import TokenText
+from civetta.engine.device import device_bytes, device_fault
 from civetta.engine.loop import LoopLimits, StepLoop
 from civetta.engine.outbox import OutboxStream, Patience
 from civetta.engine.request import check_request, text_only
@@ -99,6 +100,7 @@ class Engine:
             cache=cache,
             clock=clock,
             drafting=drafting,
+            device_fault=partial(device_fault, info.device),
         )
         self._thread = threading.Thread(target=self._loop.run, name="civetta-step", daemon=True)
         self._thread.start()
@@ -140,7 +142,8 @@ class Engine:
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Queue a request; the stream's events begin when its turn comes. Compiles its constraint.
 
-        Raises ContextOverflow, RequestInvalid, EngineBusy or EngineClosed before anything runs.
+        Raises ContextOverflow, RequestInvalid, EngineBusy, EngineClosed or DeviceLost before anything
+        runs.
         """
         check_request(
             request, vocab_size=self._info.vocab_size, context_tokens=self._info.context_tokens
@@ -184,7 +187,8 @@ class Engine:
             self._loop.stats(),
             stalls_total=self._watch.stalls,
             stalled_s=self._watch.stalled_s,
-            device_bytes=_device_bytes(self._info.device),
+            device_bytes=0 if self._loop.device_lost else device_bytes(self._info.device),
+            device_lost=self._loop.device_lost,
         )
 
     def close(self) -> None:
@@ -204,15 +208,6 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _device_bytes(device: str) -> int:
-    """Bytes that this process's tensors take on a GPU; 0 on a CPU. Asks the allocator alone."""
-    if not device.startswith("cuda"):
-        return 0
-    import torch
-
-    return int(torch.cuda.memory_allocated(device))
 
 
 def _shut_down(loop: StepLoop, thread: threading.Thread, watch: StallWatch) -> None:

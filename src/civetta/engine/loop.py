@@ -87,6 +87,7 @@ class StepLoop:
         cache: ContinuationCache | None = None,
         clock: Callable[[], float] = time.monotonic,
         drafting: Drafting | None = None,
+        device_fault: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._model, self._limits, self._clock = model, limits, clock
         self._cache = cache = cache or NoCache()
@@ -97,7 +98,7 @@ class StepLoop:
             max_unread=limits.max_unread,
         )
         self._finisher = Finisher(cache, self._roster, self._tally, clock=clock)
-        self._attempt = Attempts(self._finisher)
+        self._attempt = Attempts(self._finisher, device_fault=device_fault)
         launcher = Launcher(model, cache, put_back=self._put_back_one)
         self._replies = replies = Replies(
             self._finisher,
@@ -194,6 +195,11 @@ class StepLoop:
         """Request ids of those who run."""
         return [job.request.spec.request_id for job in self._roster.running()]
 
+    @property
+    def device_lost(self) -> bool:
+        """Whether the device failed for good; nothing is accepted then."""
+        return self._attempt.lost is not None
+
     def step_s(self) -> float:
         """How long the step under way has taken so far; 0 between steps."""
         began_s = self._step_began_s
@@ -219,6 +225,9 @@ class StepLoop:
         self._step_began_s, computed = self._clock(), self._tally.steps
         error = self._attempt.error_of(self._step)
         self._step_began_s = None
+        if self._attempt.lost is not None:
+            self._roster.close(self._attempt.lost)
+            error = self._attempt.lost
         if error is not None:  # the step itself is broken: nobody's request is to blame
             for job in [*self._roster.waiting(), *self._roster.running()]:
                 self._attempt.strike([job], error)

@@ -216,6 +216,7 @@ class EngineStats:
     restoring: int = 0
     steps_total: int = 0
     stalls_total: int = 0
+    device_lost: bool = False  # it failed for good, and so does every request
     stalled_s: float = 0.0  # how long the present step takes, once that is called a stall
     longest_sequence_tokens: int = 0
     session_tokens: int = 0  # tokens in the sequences that run now

@@ -17,6 +17,7 @@ from civetta.errors import EngineBusy, EngineClosed
 if TYPE_CHECKING:
     from civetta.decode.guide import Guide
     from civetta.engine.protocol import GenerateRequest
+    from civetta.errors import CivettaError
 
 
 class Roster:
@@ -31,15 +32,18 @@ class Roster:
         self._tickets = QueueTickets()
         self._next_key = 0
         self.closing = False
+        self._refusal: CivettaError = EngineClosed(
+            "The engine has shut down; start the server again."
+        )
         self.submitted = 0
 
     # ---- any thread ----------------------------------------------------------------------------
 
     def add(self, spec: GenerateRequest, *, now_s: float, guide: Guide | None = None) -> Job:
-        """Queue a request. Raises EngineClosed or EngineBusy."""
+        """Queue a request. Raises EngineBusy, or what the roster was closed with."""
         with self._changed:
             if self.closing:
-                raise EngineClosed("The engine has shut down; start the server again.")
+                raise self._refusal.with_traceback(None)
             if len(self._waiting) + len(self._running) >= self._sessions + self._max_pending:
                 raise EngineBusy(
                     f"{len(self._running)} requests run and {len(self._waiting)} wait, which is all"
@@ -57,10 +61,11 @@ class Roster:
             self._changed.notify_all()
         return job
 
-    def close(self) -> None:
-        """Accept nothing more and wake whoever waits for work."""
+    def close(self, refusal: CivettaError | None = None) -> None:
+        """Accept nothing more and wake whoever waits for work; `refusal` is what comers hear."""
         with self._changed:
             self.closing = True
+            self._refusal = refusal or self._refusal
             self._changed.notify_all()
 
     def wait_for_work(self) -> bool:

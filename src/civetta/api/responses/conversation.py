@@ -58,7 +58,7 @@ def read_conversation(
     if not any(message.role in ("user", "assistant", "tool") for message in messages):
         messages += (text_message("user", ""),)
     return Asked(
-        conversation=Conversation(messages=messages, tools=specs),
+        conversation=Conversation(messages=messages, tools=specs, param="input"),
         choice=choice,
         namespaces=tools.namespaces,
         unused=unused + reader.unused,

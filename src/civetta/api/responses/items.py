@@ -196,6 +196,12 @@ class ItemReader:
         if item.role == "assistant":
             self._turn.parts += parts
             return
+        if item.role != "user" and not all(isinstance(part, TextPart) for part in parts):
+            raise RequestInvalid(
+                f"{path} puts an image into a {item.role} message: move it to a user message.",
+                param=f"{path}.content",
+                code="invalid_messages",
+            )
         self._close_turn()
         self._messages.append(Message(role=cast("Role", item.role), parts=parts))
 
