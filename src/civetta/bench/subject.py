@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from civetta.bench.case import RandomModel
     from civetta.chat.tokenizer import Tokenizer
+    from civetta.engine.load import Progress
     from civetta.engine.speculation import Drafting
     from civetta.model.trunk import Trunk
     from civetta.options import Settings
@@ -65,9 +66,11 @@ class Subject:
         }
 
 
-def load_subject(label: str, settings: Settings) -> Subject:
-    """Load the model that the settings name. Raises CheckpointError, TokenizerError, UsageError."""
-    loaded = load_trunk_only(settings)
+def load_subject(
+    label: str, settings: Settings, *, progress: Progress = lambda *_: None
+) -> Subject:
+    """Load the model that the settings name. Raises as `load_trunk_only`."""
+    loaded = load_trunk_only(settings, progress=progress)
     tensors = loaded.checked.checkpoint.tensors.values()
     return Subject(
         label=label,

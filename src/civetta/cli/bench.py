@@ -16,6 +16,7 @@ import click
 from civetta.bench.case import RandomModel, check_fits, make_cases
 from civetta.bench.texts import TEXTS
 from civetta.cli.diagnose import machine_facts
+from civetta.cli.loading_bar import LoadingBar
 from civetta.cli.options import parse_flags, settings_command
 from civetta.errors import UsageError
 from civetta.model.mixes import MIXES
@@ -296,7 +297,8 @@ def _load(
     subjects = []
     for label, settings in zip("AB", groups, strict=False):
         if wanted is None:
-            subjects.append(load_subject(label, settings))
+            with LoadingBar() as bar:
+                subjects.append(load_subject(label, settings, progress=bar))
         else:
             subjects.append(random_subject(label, settings, wanted, held))
         held.callback(subjects[-1].trunk.close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from civetta.cli.interrupts import interrupts_deferred
+from civetta.cli.loading_bar import LoadingBar
 
 if TYPE_CHECKING:
     from civetta.engine.protocol import EngineClient
@@ -19,4 +20,5 @@ def build_engine(settings: Settings) -> EngineClient:
     with interrupts_deferred():
         from civetta.engine.load import load_engine
 
-    return load_engine(settings)
+    with LoadingBar() as bar:
+        return load_engine(settings, progress=bar)

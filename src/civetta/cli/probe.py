@@ -17,6 +17,7 @@ import click
 
 from civetta.cli.inputs import read_text
 from civetta.cli.interrupts import interrupts_deferred
+from civetta.cli.loading_bar import LoadingBar
 from civetta.cli.options import settings_command
 from civetta.errors import ContextOverflow, OutputFailed, UsageError
 
@@ -61,7 +62,8 @@ def probe(
     with interrupts_deferred():
         from civetta.engine.load import load_trunk_only
 
-    loaded = load_trunk_only(settings)
+    with LoadingBar() as bar:
+        loaded = load_trunk_only(settings, progress=bar)
     vocab = loaded.trunk.config.vocab
     prompt = _ids(prompt_file, tokens, loaded.tokenizer, vocab)
     if not prompt:

@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -27,11 +28,19 @@ from civetta.engine.protocol import ModelInfo
 from civetta.engine.trunk_model import TrunkModel
 from civetta.errors import CheckpointNotFound, TokenizerError, UsageError
 from civetta.host import available_host_bytes
+from civetta.kernels.ops import PAGE_TOKENS
 from civetta.kernels.select import resolve_device, select
 from civetta.log import log_event
 from civetta.model.bind_table import GGUF_TABLE
-from civetta.model.build import CheckedModel, TableOptions, build_trunk, check_checkpoint
+from civetta.model.build import (
+    CheckedModel,
+    Loading,
+    TableOptions,
+    build_trunk,
+    check_checkpoint,
+)
 from civetta.model.embedded import MODEL_ID, embedded_model_path
+from civetta.model.trunk import state_shape
 from civetta.model.vision_build import LazyTower
 from civetta.ngram.placement import StoreOptions
 from civetta.state.recurrent import REWIND_ROWS
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
     from civetta.cache.setup import CachePlan
     from civetta.engine.memory import MemoryPlan
     from civetta.kernels.ops import Ops
+    from civetta.model.config import ModelConfig
     from civetta.model.trunk import Trunk
     from civetta.options import (
         CacheOptions,
@@ -74,10 +84,17 @@ class LoadedTrunk:
         return str(self.trunk.device)
 
 
-def load_trunk_only(settings: Settings) -> LoadedTrunk:
+Progress = Callable[[str, int, int], None]
+"""Told a phase of loading, the bytes of it that are done, and all of them (model/build.Loading)."""
+
+
+def load_trunk_only(
+    settings: Settings, *, progress: Progress = lambda *_: None, sessions: int = 0
+) -> LoadedTrunk:
     """Model, tokenizer and template that `settings` describe, without an engine.
 
-    Raises CheckpointError, TokenizerError, UsageError.
+    On a GPU nothing is loaded unless weights, a launch and `sessions` sessions fit. Raises
+    CheckpointError, TokenizerError, UsageError, DeviceError.
     """
     options = settings.model
     path = Path(options.model) if options.model is not None else embedded_model_path()
@@ -86,18 +103,34 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
     ops, device = choose_ops(options), resolve_device(options.device)
     copied = _copied(options, checked, device)
     tokenizer, template = read_text_side(checked)
+    dtype, head = dtype_of(options.dtype, device), draft_head(settings.drafting, checked)
     log_event(_log, logging.DEBUG, "loaded", ops=ops.name, threads=thread_count(options))
+
+    def room(weights_bytes: int, config: ModelConfig) -> None:
+        from civetta.model.gpu.scratch import launch_bytes
+
+        shape = replace(state_shape(config, has_head=head is not None), addressed=True)
+        needs = MemoryNeeds(
+            sizes=state_sizes(shape, dtype),
+            sessions=sessions,
+            context_tokens=context if sessions else PAGE_TOKENS,
+            weights_bytes=weights_bytes,
+            launch_bytes=launch_bytes(config, _most_rows(settings, device), context, dtype),
+        )
+        plan_memory(needs, available_bytes=_available_bytes(device))
+
     return LoadedTrunk(
         checked=checked,
         trunk=build_trunk(
             checked,
-            dtype=dtype_of(options.dtype, device),
+            dtype=dtype,
             ops=ops,
-            head=draft_head(settings.drafting, checked),
+            head=head,
             head_norm=HEAD_NORMS[settings.drafting.mtp_norm],
             table=table_options(options),
             device=device,
             copied=copied,
+            loading=Loading(room=room, progress=progress),
         ),
         ops=ops,
         tokenizer=tokenizer,
@@ -106,6 +139,11 @@ def load_trunk_only(settings: Settings) -> LoadedTrunk:
         path=path,
         copied=copied,
     )
+
+
+def _most_rows(settings: Settings, device: torch.device) -> int:
+    """Rows of the largest launch: a prefill beside every session's newest tokens and drafts."""
+    return settings.engine.batch_on(str(device)) + REWIND_ROWS * settings.engine.sessions
 
 
 def thread_count(options: ModelOptions) -> int:
@@ -123,18 +161,17 @@ def choose_ops(options: ModelOptions) -> Ops:
     return select(options.device, threads)
 
 
-def load_engine(settings: Settings) -> Engine:
+def load_engine(settings: Settings, *, progress: Progress = lambda *_: None) -> Engine:
     """The engine that `settings` describe; the embedded model when they name none.
 
     Raises CheckpointError, TokenizerError, UsageError, and DeviceError when memory does not
     suffice.
     """
-    loaded = load_trunk_only(settings)
+    loaded = load_trunk_only(settings, progress=progress, sessions=settings.engine.sessions)
     checked, device = loaded.checked, loaded.trunk.device
     vision = find_vision(settings.vision, checked)
     room = COPIED_BYTES - _weight_bytes(checked) if settings.model.weights == "auto" else None
     tower_copied = loaded.copied and copies_tower(vision, room)
-    most_rows = settings.engine.batch_on(str(device)) + REWIND_ROWS * settings.engine.sessions
     needs = MemoryNeeds(
         sizes=state_sizes(loaded.trunk.state_shape, loaded.trunk.dtype),
         sessions=settings.engine.sessions,
@@ -142,7 +179,7 @@ def load_engine(settings: Settings) -> Engine:
         weights_bytes=_weight_bytes(checked),
         weights="loaded" if loaded.copied or device.type != "cpu" else "mapped",
         images_bytes=images_bytes(vision, settings.vision, device, copied=tower_copied),
-        launch_bytes=loaded.trunk.launch_bytes(most_rows, loaded.context_tokens),
+        launch_bytes=loaded.trunk.launch_bytes(_most_rows(settings, device), loaded.context_tokens),
     )
     kept, plan = _divide(needs, settings.cache, _available_bytes(device))
     tell(plan)

@@ -19,12 +19,14 @@ from civetta.model.binder import Binder
 from civetta.model.config import ModelConfig, PleConfig, from_gguf, from_hf
 from civetta.model.mtp import MtpHead
 from civetta.model.place import place_head
+from civetta.model.stored import stored_bytes
 from civetta.model.trunk import Trunk
 from civetta.model.vision_build import bind_vision, check_width, hf_vision
 from civetta.ngram.feed import RowFeed
 from civetta.ngram.placement import StoreOptions, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from civetta.kernels.ops import Ops
@@ -46,6 +48,18 @@ class CheckedModel:
     config: ModelConfig
     ignored: dict[str, str]
     vision: CheckedVision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Who is asked and told while a model is loaded.
+
+    `room(bytes, config)`: so many are about to be taken on a device; it raises where they are not free.
+    `progress(phase, done_bytes, total_bytes)`: "weights" to a device, or the n-gram "table" into memory.
+    """
+
+    room: Callable[[int, ModelConfig], None] = lambda *_: None
+    progress: Callable[[str, int, int], None] = lambda *_: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,26 +110,40 @@ def build_trunk(
     table: TableOptions | None = None,
     device: torch.device | None = None,
     copied: bool = False,
+    loading: Loading | None = None,
 ) -> Trunk:
     """The trunk of a checked model, with its draft head if given.
 
     On the CPU weights stay views of the files, unless `copied`. Raises UsageError, DeviceError,
-    ReadFailed or CheckpointMalformed for the n-gram table.
+    ReadFailed or CheckpointMalformed for the n-gram table, and what `loading.room` raises.
     """
+    loading = loading or Loading()
     device = device or torch.device("cpu")
     weights, found = _bind(
         Binder(checked.checkpoint, dry=False, copied=copied), checked.checkpoint, checked.config
     )
-    config, rows = checked.config, None
+    config, rows, table = checked.config, None, table or TableOptions()
     if found is not None:
         config = replace(config, ple=found[0])
-        rows = _open_table(checked, *found, dtype, table or TableOptions(), device)
+    if device.type != "cpu":
+        from civetta.model.gpu.weights import device_bytes
+
+        in_table = found[1].nbytes if found and table.store.placement == "gpu" else 0
+        loading.room(device_bytes(weights, dtype) + in_table, config)
+    if found is not None:
+        rows = _open_table(checked, *found, dtype, table, device, loading)
     bound = None if head is None else bind_head(head, config, weights, copied=copied)
     packed = None
     if device.type != "cpu":
         from civetta.model.gpu.weights import gpu_weights
 
-        packed = gpu_weights(weights, config, device, dtype)
+        packed = gpu_weights(
+            weights,
+            config,
+            device,
+            dtype,
+            Counted("weights", stored_bytes(weights), loading.progress),
+        )
         if bound is not None:
             bound = place_head(bound, weights, packed.head, device, dtype)
     mtp = None
@@ -126,6 +154,19 @@ def build_trunk(
 
         return GpuTrunk(config, weights, packed, ops, dtype, rows, mtp, device=device)
     return Trunk(config, weights, ops, dtype, rows, mtp, device=device)
+
+
+class Counted:
+    """Adds up the bytes of a phase and tells how many are done."""
+
+    def __init__(self, phase: str, total_bytes: int, tell: Callable[[str, int, int], None]) -> None:
+        self._phase, self._total_bytes, self._tell = phase, total_bytes, tell
+        self._done_bytes = 0
+
+    def __call__(self, nbytes: int) -> None:
+        """So many more are done."""
+        self._done_bytes += nbytes
+        self._tell(self._phase, self._done_bytes, self._total_bytes)
 
 
 def table_layout(checked: CheckedModel) -> TableLayout | None:
@@ -141,10 +182,15 @@ def _open_table(
     dtype: torch.dtype,
     options: TableOptions,
     device: torch.device,
+    loading: Loading,
 ) -> RowFeed:
-    stored_bytes = sum(info.nbytes for info in checked.checkpoint.tensors.values())
+    all_bytes = sum(info.nbytes for info in checked.checkpoint.tensors.values())
     store = open_store(
-        layout, options.store, device=device, other_bytes=stored_bytes - layout.nbytes
+        layout,
+        options.store,
+        device=device,
+        other_bytes=all_bytes - layout.nbytes,
+        read=Counted("table", layout.nbytes, loading.progress),
     )
     return RowFeed(ple.hash, store, dtype=dtype, device=device, prefetch=options.prefetch)
 

@@ -15,6 +15,8 @@ from civetta.ngram.disk_rows import CACHE_BYTES, DiskRows
 from civetta.ngram.resident_rows import ResidentRows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from civetta.ngram.layout import TableLayout
     from civetta.ngram.store import RowStore
 
@@ -48,10 +50,12 @@ def open_store(
     *,
     device: torch.device,
     other_bytes: int,
+    read: Callable[[int], None] = lambda _: None,
 ) -> RowStore:
     """The store that `options` ask for, logged with the reason.
 
-    other_bytes: stored weights beside the table, which `auto` keeps room for. Raises UsageError for
+    other_bytes: stored weights beside the table, which `auto` keeps room for. `read` is told of bytes
+    that were read into memory, piece by piece. Raises UsageError for
     a placement that the device does not have, DeviceError when memory does not suffice, ReadFailed
     or CheckpointMalformed for the files.
     """
@@ -77,7 +81,7 @@ def open_store(
     if placement == "disk":
         return DiskRows(layout, reader=options.reader, cache_bytes=options.cache_bytes)
     where = device if placement == "gpu" else torch.device("cpu")
-    return ResidentRows(layout, placement=placement, device=where)
+    return ResidentRows(layout, placement=placement, device=where, read=read)
 
 
 def choose(

@@ -13,6 +13,8 @@ from civetta.ngram.store import StoredRows, StoreStats
 from civetta.ngram.table_files import TableFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from civetta.ngram.layout import Field, Shard, TableLayout
@@ -21,14 +23,21 @@ _CHUNK_BYTES = 8 << 20
 
 
 class ResidentRows:
-    """A table on `device`; read once, when it is opened.
+    """A table on `device`; read once, when it is opened. `read` is told of the bytes of each piece.
 
     Raises ReadFailed or CheckpointMalformed for files that cannot be read, DeviceError when memory
     does not suffice.
     """
 
-    def __init__(self, layout: TableLayout, *, placement: str, device: torch.device) -> None:
-        self.layout, self.placement = layout, placement
+    def __init__(
+        self,
+        layout: TableLayout,
+        *,
+        placement: str,
+        device: torch.device,
+        read: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.layout, self.placement, self._read = layout, placement, read
         self._gathers = self._rows = 0
         try:
             self._table: torch.Tensor | None = torch.empty(
@@ -60,6 +69,7 @@ class ResidentRows:
                 rows = min(rows_a_chunk, shard.rows - start)
                 chunk = _read(files, field, shard, start, rows)
                 table[first + start : first + start + rows, at : at + field.row_bytes] = chunk
+                self._read(chunk.nbytes)
             first += shard.rows
 
     def submit(self, rows_M: NDArray[np.int64]) -> ResidentTicket:

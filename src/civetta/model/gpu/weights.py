@@ -6,23 +6,34 @@ Legend: N outputs, K inputs, S streams, D width.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from civetta.checkpoint.quant import QuantTensor
+from civetta.checkpoint.read_ahead import ask_ahead
 from civetta.kernels.dequant.reference import as_numbers
 from civetta.kernels.fused.attend import Gains
 from civetta.kernels.fused.embed import EmbeddingTable, embedding_table
 from civetta.kernels.fused.mixture import Mixture
-from civetta.kernels.packed import PackedHyper, PackedWeight, pack, pack_stack
+from civetta.kernels.packed import (
+    STORED,
+    PackedHyper,
+    PackedWeight,
+    pack,
+    pack_stack,
+)
+from civetta.kernels.packed_size import packed_bytes
+from civetta.model.stored import matrices_of, stored_bytes, tensors_of
 from civetta.model.weights import GdnWeights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from civetta.checkpoint.quant import QuantTensor, Weight
+    from civetta.checkpoint.quant import Weight
     from civetta.kernels.ops import HyperWeights
     from civetta.model.config import ModelConfig
     from civetta.model.weights import (
@@ -90,16 +101,41 @@ class GpuWeights:
 
 
 def gpu_weights(
-    stored: TrunkWeights, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    stored: TrunkWeights,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    placed: Callable[[int], None] = lambda _: None,
 ) -> GpuWeights:
-    """Pack a network for `device`, one block at a time; `dtype` is that of the products' operands."""
+    """Pack a network for `device`, one block at a time; `dtype` is that of the products' operands.
+
+    `placed` is told how many stored bytes each part had. The system reads a part from its files
+    while the one before it is packed.
+    """
     packer = _Packer(config, device, dtype)
-    return GpuWeights(
-        embed=embedding_table(stored.embed, dtype, device),
-        blocks=tuple(packer.block(block) for block in stored.blocks),
-        mixer=packer.hyper(stored.mixer),
-        head=packer.matrix(stored.head),
-    )
+    parts = (stored.embed, *stored.blocks, (stored.mixer, stored.head))
+    blocks = []
+    with ThreadPoolExecutor(1, "civetta-read-ahead") as ahead:
+        for part in parts[:2]:
+            ahead.submit(ask_ahead, tensors_of(part))
+        embed = embedding_table(stored.embed, dtype, device)
+        placed(stored_bytes(stored.embed))
+        for block, coming in zip(stored.blocks, parts[2:], strict=True):
+            ahead.submit(ask_ahead, tensors_of(coming))
+            blocks.append(packer.block(block))
+            placed(stored_bytes(block))
+    mixer, head = packer.hyper(stored.mixer), packer.matrix(stored.head)
+    placed(stored_bytes(parts[-1]))
+    return GpuWeights(embed=embed, blocks=tuple(blocks), mixer=mixer, head=head)
+
+
+def device_bytes(stored: TrunkWeights, dtype: torch.dtype) -> int:
+    """About what `gpu_weights` will take on the device; nothing is read or allocated."""
+    packed = sum(packed_bytes(w, dtype) for w in matrices_of(stored))
+    embed = stored.embed
+    if isinstance(embed, QuantTensor) and embed.format.name not in {"Q8_0", *STORED}:
+        packed += embed.rows * embed.cols * dtype.itemsize - packed_bytes(embed, dtype)
+    return packed
 
 
 class _Packer:
