@@ -145,15 +145,15 @@ def for_target(launch: Launch, target: GPUTarget) -> Launch:
     NVIDIA, conversion of E4M3 from compute capability 8.9 on."""
     if target.backend != "cuda":
         return launch
-    types = [*launch.signature.values(), *map(str, launch.constants.values())]
-    exact = "tf32" if any("16" in name and name.startswith("*") for name in types) else "tf32x3"
-    swapped = {"ieee": exact}
-    if int(target.arch) >= 89:
-        swapped["fp8 bits"] = "fp8"
-    constants = {
-        name: swapped.get(value, value) if isinstance(value, str) else value
-        for name, value in launch.constants.items()
-    }
+    mixed = launch.signature.get("mixed")  # rows of the delta rule, whose sums are as fine as they
+    exact = {"PRECISE": "tf32x3", "EXACT": "tf32x3" if mixed == "*fp32" else "tf32"}
+
+    def met(name: str, value: Any) -> Any:
+        if value == "ieee":
+            return exact[name]
+        return "fp8" if value == "fp8 bits" and int(target.arch) >= 89 else value
+
+    constants = {name: met(name, value) for name, value in launch.constants.items()}
     return replace(launch, constants=constants)
 
 
