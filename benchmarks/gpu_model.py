@@ -25,7 +25,7 @@ from gpu_ahead import compile_ahead
 
 from civetta.decode.history import TokenHistory
 from civetta.decode.sampler import SampleRow
-from civetta.decode.shortlist import sample
+from civetta.decode.shortlist import Asked, sample
 from civetta.engine.logit_rows import host_rows, listed_rows
 from civetta.kernels.gpu import gpu_ops
 from civetta.model.gpu.random import (
@@ -232,8 +232,8 @@ def memory(trunk: GpuTrunk, weights: int, results: dict[str, Any]) -> None:
 
 def sampling(trunk: GpuTrunk, results: dict[str, Any], repeats: int) -> None:
     """Rows of logits to the host: as shortlists, and whole; with what choosing a token then takes."""
-    params = SamplingParams(temperature=0.7, top_k=20, top_p=0.8)
-    for rows in (1, 8):
+    presets = SamplingParams(temperature=0.7, top_k=20, top_p=0.8)
+    for rows, params in ((1, presets), (8, presets), (1, SamplingParams())):
         logits_TV = torch.randn(rows, trunk.config.vocab, device=trunk.device) ** 3
         row = SampleRow(params=params, position=9, history=TokenHistory((), repeat_last_n=0))
         times: dict[str, list[float]] = {"shortlists": [], "whole rows": []}
@@ -242,14 +242,17 @@ def sampling(trunk: GpuTrunk, results: dict[str, Any], repeats: int) -> None:
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 if name == "shortlists":
-                    listed = listed_rows(logits_TV, [0.7] * rows, trunk.shortlists)
+                    asked = [Asked(params=params, position=9)] * rows
+                    listed = listed_rows(logits_TV, asked, trunk.shortlists)
                 else:
                     listed = list(host_rows(logits_TV))
                 for one in listed:
                     sample(one, row)
                 found.append(time.perf_counter() - began)
         for name, found in times.items():
-            report(results, f"sampling {rows} rows by {name}", found[1:], rows)
+            report(
+                results, f"sampling {rows} rows, top-k {params.top_k}, by {name}", found[1:], rows
+            )
 
 
 def report(results: dict[str, Any], name: str, times: list[float], tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,21 +15,26 @@ from civetta.decode import shortlist
 from civetta.decode.history import TokenHistory
 from civetta.decode.mask import TokenMask
 from civetta.decode.sampler import SampleRow, sample_row
-from civetta.decode.shortlist import ListedRow, Shortlist, sample
+from civetta.decode.shortlist import Asked, ListedRow, Shortlist, sample
 from civetta.errors import LogitsInvalid
 from civetta.kernels.shortlist.reference import shortlists
 from civetta.types import SamplingParams
+
+POSITION = 7
 
 
 class Row:
     """A listed row that counts how often it is fetched."""
 
-    def __init__(self, logits_V, temperature=1.0, keep=shortlist.KEEP):
+    def __init__(self, logits_V, params, keep=shortlist.KEEP):
         self.logits_V, self.fetched = np.asarray(logits_V, np.float32), 0
-        hot = torch.tensor([temperature or 1.0], dtype=torch.float64)
-        found = shortlists(torch.from_numpy(self.logits_V)[None], hot, keep)[0].numpy()
+        asked = Asked(params=params, position=POSITION)
+        hot = torch.tensor([asked.temperature], dtype=torch.float64)
+        seed = params.seed - (2**64 if params.seed >= 2**63 else 0)
+        drawn = torch.tensor([[asked.noisy, seed, POSITION]])
+        found = shortlists(torch.from_numpy(self.logits_V)[None], hot, drawn, keep)[0].numpy()
         self.listed = ListedRow(
-            shortlist=Shortlist.of(found, len(self.logits_V)), fetch=self._fetch
+            shortlist=Shortlist.of(found, len(self.logits_V), asked), fetch=self._fetch
         )
 
     def _fetch(self):
@@ -40,12 +46,12 @@ def row_of(params, *, mask=None, prompt=(), generated=()):
     history = TokenHistory(prompt, repeat_last_n=params.repeat_last_n)
     for token in generated:
         history.append(token)
-    return SampleRow(params=params, position=7, history=history, mask=mask)
+    return SampleRow(params=params, position=POSITION, history=history, mask=mask)
 
 
 def agreed(logits, row, keep=shortlist.KEEP):
     """The token that both ways choose, and whether the row had to be fetched."""
-    listed = Row(logits, row.params.temperature, keep)
+    listed = Row(logits, row.params, keep)
     want, got = sample_row(listed.logits_V, row), sample(listed.listed, row)
     assert got.token_id == want.token_id
     if want.logprob is not None:
@@ -123,6 +129,7 @@ USUAL = {
     "top-p alone": SamplingParams(temperature=0.6, top_p=0.9),
     "min-p alone": SamplingParams(temperature=0.9, min_p=0.05),
     "logprobs": SamplingParams(temperature=0.0, logprobs=20),
+    "no cut": SamplingParams(temperature=1.0, presence_penalty=0.5, seed=2**64 - 5),
 }
 
 
@@ -139,7 +146,7 @@ def test_the_usual_ways_need_no_row(name):
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(temperature=1.0),  # every token takes part
+        SamplingParams(temperature=1.0, logprobs=3),  # the best are not those of the best scores
         SamplingParams(temperature=0.7, top_k=200),
         SamplingParams(temperature=5.0, top_p=0.999),
         SamplingParams(temperature=0.0, logit_bias=((4999, 50.0),)),
@@ -169,12 +176,30 @@ def test_a_sum_too_near_to_the_cut_fetches_the_row():
 def test_a_row_that_is_not_finite_is_told_as_ever(bad):
     logits = like_a_model(3)
     logits[4321] = bad
-    row = Row(logits)
+    params = SamplingParams(temperature=0.0)
     with pytest.raises(LogitsInvalid, match="token 4321"):
-        sample(row.listed, row_of(SamplingParams(temperature=0.0)))
+        sample(Row(logits, params).listed, row_of(params))
 
 
 def test_a_row_at_hand_is_sampled_as_it_is():
     logits = like_a_model(4).astype(np.float32)
     row = row_of(SamplingParams(temperature=0.8, seed=3))
     assert sample(logits, row) == sample_row(logits, row)
+
+
+def test_a_list_serves_the_row_that_it_was_made_for_alone():
+    params = SamplingParams(temperature=0.8, seed=3)
+    row = row_of(params)
+    with pytest.raises(AssertionError, match="another row"):
+        sample(Row(like_a_model(5), params).listed, replace(row, position=POSITION + 1))
+
+
+@pytest.mark.parametrize(("apart", "fetched"), [(0.0, 1), (1e-10, 1), (1e-5, 0)])
+def test_two_best_scores_too_near_to_tell_fetch_the_row(monkeypatch, apart, fetched):
+    params = SamplingParams(temperature=1.0, seed=9)
+    logits = np.full(300, -40.0)
+    logits[:2] = 20.0
+    row = Row(logits, params)
+    monkeypatch.setattr(shortlist, "gumbel", lambda ids_N, **_: np.where(ids_N == 1, apart, 0.0))
+    sample(row.listed, row_of(params))
+    assert row.fetched == fetched

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from civetta.decode import sampler
 from civetta.decode.history import TokenHistory
 from civetta.decode.mask import TokenMask
-from civetta.decode.philox import gumbel
 from civetta.decode.sampler import (
     SampleRow,
     apply_penalties,
@@ -24,6 +23,7 @@ from civetta.decode.sampler import (
     sample_rows,
 )
 from civetta.errors import LogitsInvalid
+from civetta.kernels.philox import gumbel
 from civetta.types import SamplingParams
 from decode import oracle
 

@@ -51,9 +51,9 @@ def listing(monkeypatch):
     """Turns shortlists on; the list holds how many tokens each row of them was asked for."""
     asked = []
 
-    def shortlists(logits_TV, temperature_T, keep):
+    def shortlists(logits_TV, *others):
         asked.append(len(logits_TV))
-        return reference.shortlists(logits_TV, temperature_T, keep)
+        return reference.shortlists(logits_TV, *others)
 
     def turn_on():
         monkeypatch.setattr(TrunkModel, "shortlists", property(lambda _: shortlists))

@@ -278,7 +278,8 @@ def launch_choice() -> None:
 
 def launch_sampling() -> None:
     """Shortlists of rows of the real vocabulary."""
-    shortlists(torch.zeros(2, 248_320), torch.ones(2, dtype=torch.float64), KEEP)
+    drawn = torch.zeros((2, 3), dtype=torch.int64)
+    shortlists(torch.zeros(2, 248_320), torch.ones(2, dtype=torch.float64), drawn, KEEP)
 
 
 def target_of(name: str) -> GPUTarget:

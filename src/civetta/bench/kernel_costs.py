@@ -228,7 +228,7 @@ COSTS: dict[str, Callable[[Mapping[str, Any]], Cost]] = {
     "embed_kernel": _embed,
     "gate_kernel": _moved("x", "rows_out", "gated", "normed"),
     "add_kernel": _moved("x", "x", "gated", "normed"),
-    "best_of_segment_kernel": _moved("logits", "keys", "ids", "sums"),
-    "best_of_row_kernel": _moved("bits", "ids", "sums", "totals"),
+    "best_of_segment_kernel": _moved("logits", "lists", "sums"),
+    "best_of_row_kernel": _moved("lists", "sums", "totals"),
     "route_kernel": _moved("logits", "ids", "weights"),
 }

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from civetta.decode.philox import gumbel
 from civetta.errors import LogitsInvalid
+from civetta.kernels.philox import gumbel
 from civetta.types import TokenLogprob
 
 if TYPE_CHECKING:

@@ -3,8 +3,10 @@
 On a GPU a row of logits is a megabyte that the host would have to fetch; a shortlist is a kilobyte
 (kernels/shortlist). The rules are those of sampler.py, run on the listed tokens; what decides whether
 they suffice is `bar`: a token that is not listed has a logit of at most `bar`, and penalties lower it
-only. If a token outside the list could take part in a decision, or a sum is within rounding of a cut,
-there is no answer here, and the whole row is fetched: a reply cannot depend on which way was taken.
+only. Where nothing cuts by logits, every token takes part in the draw: the list then holds the best
+scores, logit / temperature + noise, and `bar` is a score. If a token outside the list could take part
+in a decision, or a sum is within rounding of a cut, there is no answer here, and the whole row is
+fetched: a reply cannot depend on which way was taken.
 
 Legend: N listed tokens.
 """
@@ -25,6 +27,7 @@ from civetta.decode.sampler import (
     sample_row,
     scaled,
 )
+from civetta.kernels.philox import gumbel
 from civetta.kernels.shortlist.reference import SUMS
 from civetta.types import TokenLogprob
 
@@ -42,15 +45,39 @@ KEEP = 128
 ROUNDING = 1e-9
 """Sums of exponentials in another order differ by far less, relatively."""
 
+SCORE_ROUNDING = 1e-3
+"""Scores that a device makes are float32: of some hundreds they are off by less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a row is listed for: the sampling parameters, and the position of the new token."""
+
+    params: SamplingParams
+    position: int
+
+    @property
+    def temperature(self) -> float:
+        """Of the sums and scores; 1 where neither is needed."""
+        return self.params.temperature or 1.0
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the tokens that can win are those of the best scores: nothing cuts by logits."""
+        p = self.params
+        return p.temperature > 0 and p.top_k == 0 and p.top_p >= 1 and p.min_p == 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortlist:
-    """ids int64 [N], ascending, and their logits float32 [N]; every other logit is at most `bar`.
+    """ids int64 [N], ascending, and their logits float32 [N]; every other logit is at most `bar`,
+    or every other score, nearly, where `asked` is noisy.
 
     `total`: sum of exp((logit - max) / temperature) over the vocabulary, `plain_total` the same for
     a temperature of 1. `finite`: whether all logits are; if not, nothing else means anything.
     """
 
+    asked: Asked
     ids_N: Ids
     logits_N: NDArray[np.float32]
     bar: float
@@ -59,16 +86,17 @@ class Shortlist:
     finite: bool
 
     @classmethod
-    def of(cls, found_W: NDArray[np.float64], vocab: int) -> Shortlist:
+    def of(cls, found_W: NDArray[np.float64], vocab: int, asked: Asked) -> Shortlist:
         """A row of what kernels/shortlist makes, for a vocabulary of so many tokens."""
         words = found_W[SUMS:].view(np.int32)
         count = min(len(words) // 2, vocab)
         ids_N, bits_N = words[:count], words[len(words) // 2 :][:count]
         logits_N = bits_N.view(np.float32)
         return cls(
+            asked=asked,
             ids_N=ids_N.astype(np.int64),
             logits_N=logits_N,
-            bar=float("-inf") if count == vocab else float(logits_N.min()),
+            bar=float("-inf") if count == vocab else float(found_W[3]),
             total=float(found_W[0]),
             plain_total=float(found_W[1]),
             finite=not found_W[2],
@@ -104,7 +132,8 @@ def sample(logits: LogitRow, row: SampleRow) -> Sampled:
 
 def _choose(found: Shortlist, row: SampleRow) -> int | None:
     """The token, or None where the list does not tell it."""
-    params = row.params
+    params, asked = row.params, found.asked
+    assert (asked.params, asked.position) == (params, row.position), "listed for another row"
     if params.logit_bias or not _lower_only(params) or (params.logprobs or 0) > len(found.ids_N):
         return None
     whole = found.bar == float("-inf")
@@ -116,9 +145,24 @@ def _choose(found: Shortlist, row: SampleRow) -> int | None:
         ids_N, values_N = ids_N[allowed_N], values_N[allowed_N]
     if not len(ids_N):
         return None
-    if not whole and not _suffices(values_N, found.bar, params, total):
+    if whole:
+        return choose_from(values_N, row, ids_N)
+    if asked.noisy:
+        return None if params.logprobs else _by_score(values_N, ids_N, found)
+    if not _suffices(values_N, found.bar, params, total):
         return None
-    return choose_from(values_N, row, ids_N, None if whole else total)
+    return choose_from(values_N, row, ids_N, total)
+
+
+def _by_score(values_N: Floats, ids_N: Ids, found: Shortlist) -> int | None:
+    """The token of the best score, if no other can be as good."""
+    params, position = found.asked.params, found.asked.position
+    noise_N = gumbel(seed=params.seed, position=position, ids_N=ids_N)
+    score_N = scaled(values_N, 0.0, params.temperature) + noise_N
+    best = int(np.argmax(score_N))
+    others = score_N[np.arange(len(score_N)) != best]
+    bar = max(found.bar + SCORE_ROUNDING * (1 + abs(found.bar)), others.max(initial=-np.inf))
+    return int(ids_N[best]) if score_N[best] > bar + ROUNDING * (1 + abs(bar)) else None
 
 
 def _lower_only(params: SamplingParams) -> bool:
@@ -151,7 +195,6 @@ def _suffices(values_N: Floats, bar: float, params: SamplingParams, total: float
     peak = float(values_N.max())
     if params.top_p < 1:
         return total is not None and _reaches(values_N[values_N > bar], peak, params, total)
-    # min_p, or nothing (0) that would cut: every token takes part then
     least = float(np.exp(scaled(np.array([bar]), peak, params.temperature))[0])
     weights_N = np.exp(scaled(values_N, peak, params.temperature))
     enough = int(np.count_nonzero(weights_N >= params.min_p)) >= params.min_keep

@@ -57,7 +57,7 @@ class LanguageModel(Protocol):
         ...
 
     @property
-    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+    def shortlists(self) -> Callable[[Tensor, Tensor, Tensor, int], Tensor] | None:
         """What lists the best tokens of rows where the logits are (kernels/shortlist); None: the
         rows are at hand as they are."""
         ...

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
+from civetta.decode.shortlist import Asked
 from civetta.engine.logit_rows import host_rows, listed_rows
 from civetta.errors import EngineBusy
 from civetta.model.inputs import Piece
@@ -106,8 +107,8 @@ class Launcher:
         if shortlists is None or not len(logits_TV):
             rows = list(host_rows(logits_TV))
         else:
-            hot = [[part.job.request.spec.sampling.temperature] * part.n_rows for part in parts]
-            rows = listed_rows(logits_TV, list(chain.from_iterable(hot)), shortlists)
+            asked = list(chain.from_iterable(map(_asked, parts)))
+            rows = listed_rows(logits_TV, asked, shortlists)
         found: list[Sequence[LogitRow]] = []
         stop = 0
         for part in parts:
@@ -115,6 +116,13 @@ class Launcher:
             scored = part.job.request.scores
             found.append(list(host_rows(logits_TV[start:stop])) if scored else rows[start:stop])
         return found
+
+
+def _asked(part: Part) -> list[Asked]:
+    """What the rows of a part are for: the tokens behind all that is generated, and behind drafts."""
+    request = part.job.request
+    first = request.prompt_tokens + len(request.generated_ids)
+    return [Asked(params=request.spec.sampling, position=first + i) for i in range(part.n_rows)]
 
 
 def in_launches(parts: Sequence[Part]) -> list[list[Part]]:

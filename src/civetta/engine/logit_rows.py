@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from civetta.decode.shortlist import LogitRow
+    from civetta.decode.shortlist import Asked, LogitRow
 
 
 def host_rows(logits_TV: Tensor) -> NDArray[np.float32]:
@@ -26,21 +26,24 @@ def host_rows(logits_TV: Tensor) -> NDArray[np.float32]:
 
 def listed_rows(
     logits_TV: Tensor,
-    temperatures: Sequence[float],
-    shortlists: Callable[[Tensor, Tensor, int], Tensor],
+    asked: Sequence[Asked],
+    shortlists: Callable[[Tensor, Tensor, Tensor, int], Tensor],
 ) -> list[LogitRow]:
-    """Shortlists of rows on a device, in one copy; each row can be fetched as a whole.
-
-    `temperatures` of the rows' requests; 0, for which no sum is needed, counts as 1.
-    """
+    """Shortlists of rows on a device, in one copy; each row can be fetched as a whole."""
     logits_TV = logits_TV.float()
-    vocab = logits_TV.shape[1]
-    hot_T = torch.tensor([t or 1.0 for t in temperatures], dtype=torch.float64)
-    found_TW = shortlists(logits_TV, hot_T.to(logits_TV.device), KEEP).cpu().numpy()
+    vocab, device = logits_TV.shape[1], logits_TV.device
+    hot_T = torch.tensor([one.temperature for one in asked], dtype=torch.float64)
+    drawn_T3 = torch.tensor([[one.noisy, _signed(one.params.seed), one.position] for one in asked])
+    found = shortlists(logits_TV, hot_T.to(device), drawn_T3.to(device), KEEP)
     return [
-        ListedRow(shortlist=Shortlist.of(found_W, vocab), fetch=_fetching(logits_V))
-        for found_W, logits_V in zip(found_TW, logits_TV, strict=True)
+        ListedRow(shortlist=Shortlist.of(found_W, vocab, one), fetch=_fetching(logits_V))
+        for found_W, logits_V, one in zip(found.cpu().numpy(), logits_TV, asked, strict=True)
     ]
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as a signed number."""
+    return seed - (1 << 64 if seed >> 63 else 0)
 
 
 def _fetching(logits_V: Tensor) -> Callable[[], NDArray[np.float32]]:

@@ -46,7 +46,7 @@ class TrunkModel:
         return self._trunk.forward_pieces(pieces)
 
     @property
-    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+    def shortlists(self) -> Callable[[Tensor, Tensor, Tensor, int], Tensor] | None:
         """The kernel that lists the best tokens of rows; None on a CPU."""
         return self._trunk.shortlists
 

@@ -102,7 +102,7 @@ class Trunk:
             self._rows.prefetch(ids, self._history(session.ids))
 
     @property
-    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor] | None:
+    def shortlists(self) -> Callable[[Tensor, Tensor, Tensor, int], Tensor] | None:
         """What lists the best tokens of rows of logits (kernels/shortlist); None where the rows are
         in the host's memory."""
         return None

@@ -79,7 +79,7 @@ class GpuTrunk(Trunk):
         return replace(super().state_shape, addressed=True)
 
     @property
-    def shortlists(self) -> Callable[[Tensor, Tensor, int], Tensor]:
+    def shortlists(self) -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
         """Lists the best tokens of rows of logits on the device."""
         return shortlists
 

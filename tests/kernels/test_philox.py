@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from civetta.decode.philox import gumbel, philox4x32, uniform
+from civetta.kernels.philox import gumbel, philox4x32, uniform
 
 # Random123's published known-answer file, the three lines "philox4x32 10": counter, key, output.
 KNOWN_ANSWERS = [
@@ -88,7 +88,7 @@ def test_number_of_a_token_does_not_depend_on_its_company():
 def test_extreme_words_stay_finite(monkeypatch):
     for value, bound in ((0, 2.0**-53), (2**32 - 1, 1.0 - 2.0**-53)):
         monkeypatch.setattr(
-            "civetta.decode.philox.philox4x32",
+            "civetta.kernels.philox.philox4x32",
             lambda counter, key, value=value: np.full_like(counter, value),
         )
         ids = np.array([0, 1], dtype=np.int64)
