@@ -1,7 +1,8 @@
-"""Stream = buffer in the Responses and the Messages API, however the text of a reply is cut."""
+"""Stream = buffer in chat completions, Responses and Messages, however the text of a reply is cut."""
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api import test_messages, typed_events
+from civetta.api.chat import ChatEncoder
 from civetta.api.messages.encoder import MessageEncoder
 from civetta.api.responses.encoder import ResponsesEncoder
 from civetta.api.responses.output import OutputItems
@@ -101,6 +103,48 @@ def message_encoder(shown: bool) -> MessageEncoder:
     return MessageEncoder(model="m", request_id="r", shown=shown, timeout_s=None)
 
 
+def chat_encoder(_option: bool) -> ChatEncoder:
+    ids = {"id": "c", "created": 1, "model": "m"}
+    return ChatEncoder(
+        ids, index=0, tokens=None, include_usage=True, include_progress=False, timeout_s=None
+    )
+
+
+ENCODERS: dict[str, Any] = {
+    "chat": chat_encoder,
+    "responses": responses_encoder,
+    "messages": message_encoder,
+}
+
+
+def chat_joined(frames: str) -> dict[str, Any]:
+    """What the chunks of a chat completion amount to."""
+    said: dict[str, Any] = {"content": "", "reasoning_content": "", "calls": [], "reason": None}
+    for line in frames.split("\n\n"):
+        for choice in json.loads(line.removeprefix("data: "))["choices"] if line else ():
+            delta, said["reason"] = choice["delta"], choice["finish_reason"]
+            for key in ("content", "reasoning_content"):
+                said[key] += delta.get(key) or ""
+            for part in delta.get("tool_calls") or ():
+                if "id" in part:
+                    assert part["index"] == len(said["calls"])
+                    said["calls"].append({"name": part["function"]["name"], "arguments": ""})
+                said["calls"][part["index"]]["arguments"] += part["function"]["arguments"]
+    return said
+
+
+def chat_whole(payload: dict[str, Any]) -> dict[str, Any]:
+    """The same of a buffered chat completion."""
+    (choice,) = payload["choices"]
+    message = choice["message"]
+    return {
+        "content": message["content"] or "",
+        "reasoning_content": message.get("reasoning_content", ""),
+        "calls": [call["function"] for call in message.get("tool_calls", ())],
+        "reason": choice["finish_reason"],
+    }
+
+
 def said(dialect: str, payload: Any) -> Any:
     """What a payload says: all of it but ids and times."""
     if dialect == "responses":
@@ -126,18 +170,21 @@ def cut_replies(draw: st.DrawFn) -> tuple[str, list[str], FinishReason]:
     return text, pieces, reason
 
 
-@pytest.mark.parametrize("dialect", ["responses", "messages"])
+@pytest.mark.parametrize("dialect", list(ENCODERS))
 @settings(max_examples=150, deadline=None)
 @given(cut=cut_replies(), thinking=st.booleans(), exact=st.booleans(), option=st.booleans())
 def test_stream_equals_buffer_for_any_cuts(dialect, cut, thinking, exact, option):
     text, pieces, reason = cut
     mode: dict[str, Any] = {"thinking": thinking, "exact": exact, "reason": reason}
-    make = responses_encoder if dialect == "responses" else message_encoder
+    make = ENCODERS[dialect]
     whole = make(option)
     for item in reply_events([text], **mode):
         whole.gather(item)
     stream = make(option)
     frames = b"".join(stream.frames(item) for item in reply_events(pieces, **mode))
+    if dialect == "chat":
+        assert chat_joined(frames.decode()) == chat_whole(whole.body())
+        return
     events = typed_events.typed_events(frames.decode())
     build = typed_events.response_of if dialect == "responses" else typed_events.message_of
     assert said(dialect, build(events)) == said(dialect, whole.body())

@@ -123,12 +123,12 @@ class Tally:
             self.drafted_depths[depth] = (drafted + 1, accepted + (depth < n_accepted))
 
     def ended(self, request: Request, usage: Usage) -> None:
-        """Count how a request ended, and after which time."""
-        self._whole.add(usage.queue_s + usage.prefill_s + usage.decode_s)
+        """Count how a request ended, and after which time: last, so that who sees it sees the rest."""
         if request.saving is not None and request.saving.miss is not None:
             self._misses[request.saving.miss] += 1
         self.cancelled += request.state is RequestState.CANCELLED
         self.failed += request.state is RequestState.FAILED
+        self._whole.add(usage.queue_s + usage.prefill_s + usage.decode_s)
 
     def stats(self, now: LoopState) -> EngineStats:
         """The totals, with how things stand now, as the protocol's frozen record."""
