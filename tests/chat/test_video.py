@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
 import sys
 import weakref
+from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -87,6 +90,16 @@ def test_containers_are_decoded(kind):
     assert found.tokens == 3 * 4
 
 
+def test_frames_of_a_camera_that_writes_jpegs_are_decoded():
+    colours = ("red", "navy")
+    frames = [pictures.encoded(pictures.flat(64, 48, colour), "JPEG") for colour in colours]
+    found = prepare_video(packed(frames), RULES)
+    assert len(found.groups) == 1
+    red, navy = found.groups[0].normalised(0, 1).reshape(3, 2, -1).mean(-1).T
+    assert red.argmax() == 0
+    assert navy.argmax() == 2
+
+
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_animations_are_decoded(kind):
     found = prepare_video(clips.animated(clips.greys(24), kind), RULES)
@@ -128,6 +141,22 @@ AVI = clips.encoded([pictures.noise(64, 48, i) for i in range(12)], "avi")
 GIF = clips.animated([pictures.noise(64, 48, i) for i in range(6)])
 
 
+def packed(frames, codec="mjpeg"):
+    """An AVI of frames of 64 x 48 that are encoded already."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="avi") as container:
+        stream = container.add_stream(codec, rate=2)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        if codec == "rawvideo":
+            stream.pix_fmt = "yuv420p"
+        for number, frame in enumerate(frames):
+            packet = av.Packet(frame)
+            packet.stream, packet.pts, packet.dts = stream, number, number
+            packet.time_base = Fraction(1, 2)
+            container.mux(packet)
+    return out.getvalue()
+
+
 def grown(gif: bytes, side: int) -> bytes:
     """The animation with a last frame of so many pixels a side, whatever its data holds."""
     sizes = struct.pack("<HH", 64, 48)
@@ -151,6 +180,11 @@ MALFORMED = {
     "gif bomb": (malformed.MALFORMED["gif bomb"][0], "33554432 pixels"),
     "gif that grows to a bomb": (grown(GIF, 0xFFFF), "33554432 pixels"),
     "gif that grows": (grown(GIF, 6000), "6000 x 6000 pixels, and 33554432"),
+    "a frame of many scans": (packed([malformed.many_scans(100)] * 2), "more than 100 scans"),
+    "pictures of a rare kind": (
+        packed([bytes(64 * 48 * 3 // 2)], "rawvideo"),
+        "are rawvideo; H.264",
+    ),
     "strip": (clips.animated(clips.greys(2, 2010, 10)), "200 times"),
     "a playlist that calls itself mp4": (b"\0\0\0\x08ftyp" + PLAYLIST, "damaged|no picture"),
 }

@@ -157,8 +157,8 @@ def decode_image(data: bytes, *, declared: str | None = None) -> Image.Image:
     Raises BadImage for unknown, truncated, broken or oversized data.
     """
     kind = _sniffed(data, declared)
-    if kind == "JPEG":
-        _check_scans(data)
+    if kind == "JPEG" and has_many_scans(data):
+        raise BadImage(f"it has more than {MAX_SCANS} scans")
     try:
         with Image.open(io.BytesIO(data), formats=(kind,)) as image:
             _check_size(*image.size)
@@ -223,18 +223,19 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _check_scans(data: bytes) -> None:
-    """Count the scans up to the picture's end; what lies within a segment is not looked at."""
+def has_many_scans(data: bytes) -> bool:
+    """Whether a JPEG has more than MAX_SCANS up to its end; what lies within segments is none."""
     at, scans = 0, 0
     while found := _MARKER.search(data, at):
         marker, at = found[1][0], found.end()
         if marker == _EOI:
-            return
+            return False
         scans += marker == _SOS
         if scans > MAX_SCANS:
-            raise BadImage(f"it has more than {MAX_SCANS} scans")
+            return True
         if marker != _SOI:
             at += int.from_bytes(data[at : at + 2])
+    return False
 
 
 def _check_run_length(image: Image.Image, size: int) -> None:

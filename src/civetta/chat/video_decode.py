@@ -16,8 +16,10 @@ from civetta.chat.images import (
     BOMBS,
     DECODE_ERRORS,
     MAX_DECODED_PIXELS,
+    MAX_SCANS,
     cut_patches,
     flattened,
+    has_many_scans,
 )
 from civetta.chat.video_rules import BadVideo
 
@@ -42,6 +44,17 @@ FORMATS = "MP4, WebM, Matroska, AVI, and animated GIF, WebP and PNG"
 
 _ANIMATIONS = {b"GIF8": "GIF", b"\x89PNG": "PNG"}
 _DEMUXERS = {"MP4": "mp4", "WebM": "matroska", "AVI": "avi"}
+
+# FFmpeg's decoders of what cameras, browsers and editors write. It has hundreds more, for formats
+# that nobody sends but to try them.
+_DECODERS = frozenset(
+    {
+        *("h264", "hevc", "av1", "libdav1d", "libaom-av1"),
+        *("vp8", "libvpx", "vp9", "libvpx-vp9"),
+        *("mpeg1video", "mpeg2video", "mpeg4", "msmpeg4", "h263", "prores", "mjpeg"),
+    }
+)
+CODECS = "H.264, HEVC, AV1, VP8, VP9, MPEG-1, MPEG-2, MPEG-4, H.263, ProRes and JPEG"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -209,14 +222,26 @@ def _decoded(data: bytes, kind: str) -> Iterator[av.VideoFrame]:
     with av.open(io.BytesIO(data), "r", format=_DEMUXERS[kind]) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
+        codec = stream.codec_context.codec.name
+        if codec not in _DECODERS:
+            raise BadVideo(f"its pictures are {codec}; {CODECS} are read")
         pixels = 0
-        for frame in container.decode(stream):  # whose sizes need not be what the head says
+        for frame in _frames(container, stream, codec):  # of sizes that the head need not tell
             pixels += frame.width * frame.height
             if pixels > MAX_VIDEO_PIXELS:
                 raise BadVideo(f"its frames have more than {MAX_VIDEO_PIXELS} pixels together")
             if frame.width * frame.height > MAX_DECODED_PIXELS:
                 _check_size(1, frame.width, frame.height)
             yield frame
+
+
+def _frames(
+    container: av.container.InputContainer, stream: av.VideoStream, codec: str
+) -> Iterator[av.VideoFrame]:
+    for packet in container.demux(stream):
+        if codec == "mjpeg" and has_many_scans(bytes(packet)):
+            raise BadVideo(f"one of its frames has more than {MAX_SCANS} scans")
+        yield from packet.decode()
 
 
 def _check_size(frames: int, width: int, height: int) -> None:
