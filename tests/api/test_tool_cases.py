@@ -306,6 +306,11 @@ def test_case_35_a_default_left_out_is_the_default_given():
             "not",
         ),
         ({"type": "json_object", "schema": {"enum": []}}, "response_format.schema", "empty"),
+        (
+            {"type": "json_object", "schema": {"properties": {"a": {"$ref": "http://x.test/y"}}}},
+            "response_format.schema.properties.a",
+            "refers to 'http://x.test/y', and nothing outside of the schema is read; put that part",
+        ),
         ({"type": "regex", "regex": "(a"}, "response_format.regex", "regex"),
         ({"type": "lark", "lark": "begin: x"}, "response_format.lark", ""),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from llguidance import LLParserLimits
+
+_ELSEWHERE = re.compile(r"Resource '([^']*)' is not present in a registry")
 
 
 def json_grammar(schema: Mapping[str, Any]) -> Grammar:
@@ -43,7 +46,7 @@ def verdict_on(grammar: Grammar, param: str = "response_format") -> Verdict:
         return Verdict(error.message)
     found, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=work_limits())
     if found:
-        return Verdict(first_line(messages[0]))
+        return Verdict(_plain(messages[0]))
     return _passed_over(messages)
 
 
@@ -103,6 +106,17 @@ def _lark_of(gbnf: str, param: str) -> str:
 def first_line(message: str) -> str:
     """The first sentence of an error that may be long."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:200].rstrip(".")
+
+
+def _plain(message: str) -> str:
+    """What is wrong, in words for who sent the schema where the engine's are for its users."""
+    elsewhere = _ELSEWHERE.search(message)
+    if elsewhere is None:
+        return first_line(message)
+    return (
+        f"it refers to {elsewhere[1][:100]!r}, and nothing outside of the schema is read; put that"
+        " part under $defs and refer to #/$defs/NAME"
+    )
 
 
 def refuse(problem: str, param: str) -> NoReturn:
