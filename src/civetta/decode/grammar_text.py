@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     from llguidance import LLParserLimits
 
+# Texts, sets of characters and comments, which stay; then a group that ends in a repetition or in another
+# group, and is repeated itself.
+_REPEATED_TWICE = re.compile(
+    r"""("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\#[^\n]*)|([*+?})])\s*\)(?=\s*[*+?{])"""
+)
 _ELSEWHERE = re.compile(r"Resource '([^']*)' is not present in a registry")
 
 
@@ -96,11 +101,19 @@ def _lark_of(gbnf: str, param: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        return gbnf_to_lark(gbnf)
+        return gbnf_to_lark(_kept_apart(gbnf))
     except RecursionError:
         refuse("its groups nest too deeply", param)
     except Exception as error:  # noqa: BLE001 - what the library raises for bad grammars
         refuse(str(error), param)
+
+
+def _kept_apart(gbnf: str) -> str:
+    """The same grammar with an empty text at the end of groups like those of `([0-9]+)?`.
+
+    The conversion drops the parentheses of a group of one thing, and `+?` is nothing in Lark.
+    """
+    return _REPEATED_TWICE.sub(lambda found: found[1] or f'{found[2]} "")', gbnf)
 
 
 def first_line(message: str) -> str:
