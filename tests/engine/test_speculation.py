@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -179,6 +180,62 @@ def test_drafting_stops_where_it_does_not_pay_and_is_tried_again(bench, plain):
         (found,) = replies(engine, requests)
         assert engine.stats().drafts_total == 3  # at once, then ever later
         assert found["ids"][:14] == plain["greedy"][0]["ids"]
+
+
+class Liar(Prophet):
+    """Sure of a token that never comes, until `honest`."""
+
+    honest = False
+
+    def _logits(self, chain):
+        logits_BV = super()._logits(chain)
+        return logits_BV if self.honest else logits_BV.roll(1, dims=-1)
+
+
+def talks(bench, users, tokens, turns):
+    """Requests of each turn, all as long, and what is said without drafts."""
+    asked_ = [
+        [replace(one, request_id=f"{turn} {one.request_id}") for one in requests]
+        for requests in [asked(SAMPLINGS["greedy"], users, max_tokens=tokens)]
+        for turn in range(turns)
+    ]
+    with bench.engine(sessions=users) as engine:
+        wanted = replies(engine, asked_[0])
+    return asked_, wanted
+
+
+@pytest.mark.parametrize("users", [1, 8])
+def test_rows_that_useless_drafts_cost(bench, users):
+    """Counted, with costs that never change: no draft stands in at least 118 rounds.
+
+    A draft is a row of the launch and one of the head. Whoever is there at first may have a trial
+    together; then one reply at a time is tried after 2, 4, 8, ... rounds, however many replies begin.
+    """
+    turns, wanted = talks(bench, users, tokens=60, turns=2)
+    head = Liar([[*p, *w["ids"]] for p, w in zip(PROMPTS, wanted, strict=False)], bench.vocab)
+    costs, still = machine(row_s=1.0, step_s=1.0), ManualClock()
+    options = {"draft": 7, "fixed": False, "head": head, "costs": costs, "clock": still}
+    with bench.engine(sessions=users, **options) as engine:
+        for requests in turns:
+            assert said(replies(engine, requests)) == said(wanted)
+        stats = engine.stats()
+    assert stats.decode_rounds_total >= 118
+    assert stats.draft_tokens_accepted_total == 0
+    assert 2 <= head.rounds <= stats.draft_tokens_total <= users + 6
+
+
+def test_a_head_that_becomes_right_is_found_again(bench):
+    """After a reply of which no draft stood, the next one's first trial comes, and is followed up."""
+    (first, second), wanted = talks(bench, 1, tokens=100, turns=2)
+    head = Liar([[*PROMPTS[0], *wanted[0]["ids"]]], bench.vocab)
+    costs, still = machine(row_s=0.2, step_s=0.2), ManualClock()
+    options = {"draft": 7, "fixed": False, "head": head, "costs": costs, "clock": still}
+    with bench.engine(**options) as engine:
+        assert said(replies(engine, first)) == said(wanted)
+        assert engine.stats().draft_tokens_accepted_total == 0
+        head.honest = True
+        assert said(replies(engine, second)) == said(wanted)
+        assert engine.stats().draft_tokens_accepted_total > 20
 
 
 def test_lengths_grow_where_drafts_stand(bench, plain):

@@ -3,8 +3,9 @@
 For every round: look the newest tokens up in each reply's own text, choose lengths for all replies
 together (decode/lengths.py), let the head draft, drop what turned out unlikely. After the round:
 learn from what stood and from what it took. When no length pays there are no drafts but a trial of
-one: soon for a new reply, ever later for one whose trials failed. What all that may lose is bounded
-by an account of measured time (decode/purse.py).
+one: ever later for a reply whose trials failed, and ever later for all replies while nobody's stand
+(decode/trials.py). What all that may lose is bounded by an account of measured time
+(decode/purse.py).
 
 Nothing here can fail a request: a fault ends drafting, not the reply.
 """
@@ -35,6 +36,7 @@ from civetta.decode.lengths import (
 )
 from civetta.decode.lookup import TextIndex
 from civetta.decode.purse import Purse
+from civetta.decode.trials import Backoff
 from civetta.errors import EngineBusy
 from civetta.log import log_event
 from civetta.model.mtp import can_draft
@@ -52,6 +54,9 @@ _log = logging.getLogger(__name__)
 SHORTEST_RETRY = 16
 LONGEST_RETRY = 2048
 """Rounds without drafts before a reply gets a trial again: doubles while trials fail."""
+SHORTEST_GAP = 2
+LONGEST_GAP = 64
+"""Rounds without drafts before anybody gets one again: doubles while nobody's drafts stand."""
 LONGEST_REST = 7
 """Rounds that are not even planned: while nothing pays, little has changed from one to the next."""
 TRIAL_ROUNDS = 1.0
@@ -80,20 +85,7 @@ class _Reply:
 
     text: TextIndex
     accepted: Acceptance
-    quiet: int = 0
-    retry_after: int = 0
-
-    def passed(self, rounds: int) -> None:
-        """So many rounds went by in which its drafts did not pay."""
-        self.quiet += rounds
-
-    def judged(self, accepted: int) -> None:
-        """After a verdict: a trial that stood is followed up at once, one that failed is not."""
-        self.quiet = 0
-        if accepted:
-            self.retry_after = 0
-        else:
-            self.retry_after = min(max(2 * self.retry_after, SHORTEST_RETRY), LONGEST_RETRY)
+    trials: Backoff
 
 
 class _Kind:
@@ -101,14 +93,15 @@ class _Kind:
 
     Neither teaches the other: what images make a model say is foreseen otherwise than text
     (`accepted`, of replies), what rounds take follows the contexts they are at, and a trial behind
-    a picture costs text neither its account nor its rest.
+    a picture costs text neither its account, nor its rest, nor its wait for the next (`trials`).
     """
 
-    __slots__ = ("accepted", "launch", "purse", "rest", "resting", "steps")
+    __slots__ = ("accepted", "launch", "purse", "rest", "resting", "steps", "trials")
 
     def __init__(self, drafting: Drafting) -> None:
         self.launch, self.steps = RoundCost(drafting.launches), RoundCost(drafting.steps)
         self.accepted, self.purse = Acceptance(), Purse()
+        self.trials = Backoff(shortest=SHORTEST_GAP, longest=LONGEST_GAP)
         self.resting, self.rest = 0, 0  # rounds still to go unplanned, of how many
 
 
@@ -170,6 +163,7 @@ class Speculation:
         if drafted:
             expected_s = self._kind.launch.seconds(replies, replies)
             self._kind.purse.drafted(replies, tokens, seconds, expected_s=expected_s)
+            self._kind.trials.judged(stood=tokens > replies)
         else:
             self._kind.purse.plain(replies, seconds)
 
@@ -182,7 +176,7 @@ class Speculation:
         reply = self._replies.get(job.key)
         if reply is not None:
             reply.accepted.record(draft.grades, accepted, by_depth=not draft.looked_up)
-            reply.judged(accepted)
+            reply.trials.judged(stood=accepted > 0)
 
     # ---- a round -------------------------------------------------------------------------------
 
@@ -246,7 +240,8 @@ class Speculation:
         reply = self._replies.get(job.key)
         if reply is None:
             known = self._kinds[bool(request.spec.images)].accepted
-            reply = _Reply(text=TextIndex(), accepted=Acceptance(known))
+            trials = Backoff(shortest=SHORTEST_RETRY, longest=LONGEST_RETRY)
+            reply = _Reply(text=TextIndex(), accepted=Acceptance(known), trials=trials)
             self._replies[job.key] = reply
         text = reply.text
         if not len(text):
@@ -273,8 +268,8 @@ class Speculation:
         if any(round_.plan.lengths):
             self._kind.rest = 0
             return True
-        for reply in round_.replies:
-            reply.passed(1 + self._kind.rest)
+        for trials in (self._kind.trials, *(reply.trials for reply in round_.replies)):
+            trials.passed(1 + self._kind.rest)
         self._kind.rest = min(2 * self._kind.rest + 1, LONGEST_REST)
         self._kind.resting = self._kind.rest
         return False
@@ -298,16 +293,18 @@ class Speculation:
     def _tried(
         self, plan: LengthPlan, prospects: Sequence[Prospect], replies: Sequence[_Reply]
     ) -> LengthPlan:
-        """The plan, with a draft for replies whose trial is due."""
+        """The plan, with a draft for replies whose trial is due; for one where nobody's stand."""
         due = [
             place
             for place, (prospect, reply) in enumerate(zip(prospects, replies, strict=True))
-            if prospect.chances and reply.quiet >= reply.retry_after
+            if prospect.chances and reply.trials.due
         ]
-        if not due or self._kind.purse.rounds < TRIAL_ROUNDS:
+        purse, trials = self._kind.purse, self._kind.trials
+        if not due or not trials.due or purse.rounds < TRIAL_ROUNDS:
             return plan
-        if self._kind.purse.rounds < 2 * TRIAL_ROUNDS:
-            due = [max(due, key=lambda i: prospects[i].chances[0])]
+        if purse.rounds < 2 * TRIAL_ROUNDS or trials.wait:
+            # The one that failed least: new replies come first.
+            due = [min(due, key=lambda i: (replies[i].trials.wait, -prospects[i].chances[0]))]
         chosen = set(due)
         return replace(plan, lengths=tuple(int(i in chosen) for i in range(len(plan.lengths))))
 
