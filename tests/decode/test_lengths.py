@@ -158,6 +158,18 @@ def test_dear_rows_mean_no_drafts_and_cheap_ones_many():
     assert min(plan_lengths(prospects, cost(1.0, 0.0, 0.001), steps).lengths) >= 5
 
 
+def test_a_size_that_was_measured_in_a_slow_moment_makes_no_drafts_pay():
+    """Plain launches seem three times as slow as others; drafts that never stand gain nothing by it."""
+    launch, steps = cost(1.0, 0.1, 0.01), cost(0.001, 0.001, 0.001)
+    for _ in range(40):
+        launch.observe(Measured(sessions=2, rows=2, seconds=6.0))
+    assert launch.seconds(2, 2) > 1.5 * launch.seconds(2, 3)
+    hopeless = [Prospect(chances=tuple(0.01 ** (d + 1) for d in range(7)))] * 2
+    assert plan_lengths(hopeless, launch, steps).lengths == (0, 0)
+    likely = [Prospect(chances=tuple(0.9 ** (d + 1) for d in range(7)))] * 2
+    assert min(plan_lengths(likely, launch, steps).lengths) > 1
+
+
 def test_lengths_are_ragged():
     """A reply that is easy to guess gets more rows than one that is not."""
     sure = Prospect(chances=tuple(0.97 ** (d + 1) for d in range(7)))

@@ -182,7 +182,8 @@ def plan_lengths(prospects: Sequence[Prospect], launch: RoundCost, steps: RoundC
     """The lengths with the most tokens a second for all replies together.
 
     Drafts are taken in order of their chance, so each prefix of the order is the best choice of
-    its size; the best prefix wins.
+    its size; the best prefix wins. A launch with drafts is never taken to be quicker than one
+    without: of many sizes, each estimated with an error of its own, one always looks quick.
     """
     count = len(prospects)
     order = sorted(
@@ -192,7 +193,8 @@ def plan_lengths(prospects: Sequence[Prospect], launch: RoundCost, steps: RoundC
             for depth, chance in enumerate(p.chances)
         ]
     )
-    plain = count / launch.seconds(count, count)
+    plain_s = launch.seconds(count, count)
+    plain = count / plain_s
     best, best_rate = 0, plain * GAIN_NEEDED
     tokens, rows, deepest, drawn = float(count), count, 0, 0
     for taken, (negative_chance, depth, place) in enumerate(order, 1):
@@ -201,7 +203,7 @@ def plan_lengths(prospects: Sequence[Prospect], launch: RoundCost, steps: RoundC
         if not prospects[place].free:
             drawn += 1
             deepest = max(deepest, depth + 1)
-        seconds = launch.seconds(count, rows)
+        seconds = max(launch.seconds(count, rows), plain_s)
         if drawn:
             seconds += steps.seconds(deepest, drawn)
         if tokens > best_rate * seconds:
