@@ -156,7 +156,7 @@ def write_rows(session: Session, tokens: list[int]) -> None:
     session.extend(tokens, torch.zeros(3, len(tokens), dtype=torch.int64))
     session.recurrent.base = session.recurrent.base_after(session.position)
     assert session.drafts is not None
-    session.drafts.push(torch.ones(len(tokens), 4))
+    session.drafts.push(torch.ones(len(tokens), 4), 0, len(tokens))
     session.drafts.settle(session.position)
 
 

@@ -114,17 +114,25 @@ class MtpHead:
         `inputs_TD`: what the trunk read for them, float32; at an image it is not the embedding of
         the id, so rows before such tokens are written at once.
         """
+        x_TW = x_TSD.flatten(1)
         late: list[Session] = []
         inputs: list[Tensor | None] = []
+        single: list[Span] = []
         for span in spans:
             drafts, position = _drafts(span.session), span.session.position
-            image = any(i.start < position and i.stop > span.first for i in span.session.images)
-            lag = min(position - drafts.written, drafts.kept + span.stop - span.start)
-            now = image or lag > MOST_LAG
-            drafts.push(x_TSD[span.part].flatten(1), lent=now)
-            if now:
+            image = bool(span.session.images) and any(
+                i.start < position and i.stop > span.first for i in span.session.images
+            )
+            rows = span.stop - span.start
+            if image or min(position - drafts.written, drafts.kept + rows) > MOST_LAG:
+                drafts.push(x_TW.float(), span.start, span.stop)  # settled below
                 late.append(span.session)
                 inputs.append(inputs_TD[span.part] if image else None)
+            elif rows == 1:
+                single.append(span)
+            else:
+                drafts.push(_copied(x_TW[span.part]), 0, rows)
+        _push_together(single, x_TW)
         self.catch_up(late, inputs)
 
     def catch_up(self, sessions: Sequence[Session], inputs: Sequence[Tensor | None] = ()) -> None:
@@ -227,6 +235,27 @@ def can_draft(session: Session) -> bool:
 def _drafts(session: Session) -> DraftRows:
     assert session.drafts is not None, "the session was made without room for the draft head"
     return session.drafts
+
+
+def _push_together(spans: Sequence[Span], x_TW: Tensor) -> None:
+    """Take note of single rows in one copy for all their sessions.
+
+    Only of single ones: a session that waits keeps the copy, and so the rows of the others, which
+    are no more in all than each session may have waiting.
+    """
+    if not spans:
+        return
+    if spans[-1].stop == len(spans):  # no other rows in between
+        copied_NW = _copied(x_TW[: len(spans)])
+    else:
+        copied_NW = torch.cat([x_TW[span.part] for span in spans]).float()
+    for place, span in enumerate(spans):
+        _drafts(span.session).push(copied_NW, place, place + 1)
+
+
+def _copied(x_TW: Tensor) -> Tensor:
+    """A float32 copy: a launch's buffers are used again."""
+    return x_TW.to(torch.float32, copy=True)
 
 
 def _behind(session: Session, next_id: int | None, inputs_ND: Tensor | None = None) -> _Rows:

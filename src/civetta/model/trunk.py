@@ -153,7 +153,8 @@ class Trunk:
             _advance(piece, rope_3T[:, span.part])
         if self.head is not None:  # it reads the streams of every row
             self.head.follow(spans, x_TSD, inputs_TD)
-            x_TSD = x_TSD[wanted.rows_N]
+            if len(wanted.rows_N) < len(x_TSD):
+                x_TSD = x_TSD[wanted.rows_N]
         return self._logits(x_TSD)
 
     def _embed(self, pieces: Sequence[Piece], spans: tuple[Span, ...]) -> Tensor:

@@ -36,19 +36,20 @@ class DraftRows:
         self.written = 0
         self.kept = 0
         self._joined_NW = torch.zeros(0, width, device=device)
-        self._pushed: list[Tensor] = []  # behind the joined ones; joined when they are read
+        # Behind the joined ones: buffers and rows of them, cut out and joined when they are read.
+        self._pushed: list[tuple[Tensor, int, int]] = []
 
     def lag(self, position: int) -> int:
         """Rows before `position` whose keys are still to be written and can be."""
         return min(position - self.written, self.kept)
 
-    def push(self, streams_TW: Tensor, *, lent: bool = False) -> None:
-        """Append the streams of new tokens, copied: a launch's buffers are used again.
+    def push(self, streams_TW: Tensor, start: int, stop: int) -> None:
+        """Append rows [start, stop) of `streams_TW`, float32, as the streams of new tokens.
 
-        `lent`: not copied, for they are read and settled before that; a chunk's are many.
+        Not copied: nobody may write over them before they are settled or taken back.
         """
-        self._pushed.append(streams_TW.to(torch.float32, copy=not lent))
-        self.kept += int(streams_TW.shape[0])
+        self._pushed.append((streams_TW, start, stop))
+        self.kept += stop - start
 
     def newest(self, rows: int) -> Tensor:
         """Streams [rows, W] of the newest tokens."""
@@ -68,7 +69,8 @@ class DraftRows:
     def tensor(self) -> Tensor:
         """All kept streams, for snapshots and tests."""
         if self._pushed:
-            self._joined_NW = torch.cat([self._joined_NW, *self._pushed])
+            rows = [streams_TW[start:stop] for streams_TW, start, stop in self._pushed]
+            self._joined_NW = torch.cat([self._joined_NW, *rows])
             self._pushed.clear()
         return self._joined_NW
 
