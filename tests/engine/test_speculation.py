@@ -206,7 +206,7 @@ def talks(bench, users, tokens, turns):
 
 @pytest.mark.parametrize("users", [1, 8])
 def test_rows_that_useless_drafts_cost(bench, users):
-    """Counted, with costs that never change: no draft stands in at least 118 rounds.
+    """Counted, with costs that never change: two replies of 60 tokens each, and no draft stands.
 
     A draft is a row of the launch and one of the head. Whoever is there at first may have a trial
     together; then one reply at a time is tried after 2, 4, 8, ... rounds, however many replies begin.
@@ -219,7 +219,6 @@ def test_rows_that_useless_drafts_cost(bench, users):
         for requests in turns:
             assert said(replies(engine, requests)) == said(wanted)
         stats = engine.stats()
-    assert stats.decode_rounds_total >= 118
     assert stats.draft_tokens_accepted_total == 0
     assert 2 <= head.rounds <= stats.draft_tokens_total <= users + 6
 
