@@ -149,6 +149,7 @@ def test_the_usual_ways_need_no_row(name):
         SamplingParams(temperature=1.0, logprobs=3),  # the best are not those of the best scores
         SamplingParams(temperature=0.7, top_k=200),
         SamplingParams(temperature=5.0, top_p=0.999),
+        SamplingParams(temperature=5.0, min_p=1e-5),
         SamplingParams(temperature=0.0, logit_bias=((4999, 50.0),)),
         SamplingParams(temperature=0.0, presence_penalty=-30.0),
     ],
@@ -162,6 +163,16 @@ def test_a_mask_of_unlisted_tokens_fetches_the_row():
     worst = np.argsort(like_a_model(2))[:5]
     mask = TokenMask(allowed_N=np.sort(worst))
     assert agreed(like_a_model(2), row_of(SamplingParams(temperature=0.0), mask=mask))[1] == 1
+
+
+def test_an_unlisted_token_as_good_as_the_best_fetches_the_row():
+    """The best one is lowered to the bar, where an unlisted token with a lower id has always been."""
+    logits = np.full(60, -9.0)
+    logits[:9], logits[50] = 0.5, 2.0
+    mask = TokenMask(banned_N=np.arange(7))
+    params = SamplingParams(temperature=0.0, presence_penalty=1.5)
+    row = row_of(params, mask=mask, generated=[50])
+    assert agreed(logits, row, keep=8) == (7, 1)
 
 
 def test_a_sum_too_near_to_the_cut_fetches_the_row():
