@@ -17,6 +17,7 @@ from civetta.decode.mask import TokenMask
 from civetta.decode.sampler import SampleRow, sample_row
 from civetta.decode.shortlist import Asked, ListedRow, Shortlist, sample
 from civetta.errors import LogitsInvalid
+from civetta.kernels.philox import gumbel
 from civetta.kernels.shortlist.reference import shortlists
 from civetta.types import SamplingParams
 
@@ -214,3 +215,12 @@ def test_two_best_scores_too_near_to_tell_fetch_the_row(monkeypatch, apart, fetc
     monkeypatch.setattr(shortlist, "gumbel", lambda ids_N, **_: np.where(ids_N == 1, apart, 0.0))
     sample(row.listed, row_of(params))
     assert row.fetched == fetched
+
+
+def test_best_scores_that_penalties_lower_below_the_bar_fetch_the_row():
+    params = SamplingParams(temperature=1.0, presence_penalty=30.0, seed=4)
+    scores = gumbel(seed=4, position=POSITION, ids_N=np.arange(90))
+    best_first = np.argsort(-scores).tolist()
+    row = row_of(params, generated=best_first[:6])
+    assert agreed(np.zeros(90), row, keep=6) == (best_first[6], 1)
+    assert agreed(np.zeros(90), row, keep=8) == (best_first[6], 0)
