@@ -280,7 +280,7 @@ def test_case_63_overflow_is_400_before_the_headers(stream):
     reply = Responses().ask(FakeEngine(context_tokens=20), stream=stream)
     assert reply.status_code == 400
     error = error_of(reply)
-    assert error["code"] == "context_length_exceeded"
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
     assert "maximum context length is 20 tokens" in error["message"]
     assert (error["n_ctx"], error["n_prompt_tokens"] > 20) == (20, True)
 

@@ -387,6 +387,7 @@ def test_case_63_what_overflows_the_context_is_a_400_before_the_headers(path, st
         error = json.loads(reply)["error"]
         assert (status, error["code"]) == (400, "context_length_exceeded")
         assert headers["content-type"] == "application/json"
+        assert error["param"] == ("messages" if "chat" in path else "prompt")
         assert error["n_ctx"] == 512
         assert error["n_prompt_tokens"] >= 600
         assert "maximum context length is 512 tokens" in error["message"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from civetta.api.account import account_of
 from civetta.api.messages.errors import error_payload
 from civetta.api.wire import error_response
+from civetta.errors import ContextOverflow
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from civetta.errors import CivettaError
 
 ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/")
+_PROMPT_FIELDS = {
+    "/v1/completions": "prompt",
+    "/completion": "prompt",
+    "/v1/responses": "input",
+    "/v1/responses/input_tokens": "input",
+}
+"""The field that is too long where a prompt does not fit, if it is not messages."""
 
 
 def refusal(scope: Scope, error: CivettaError) -> Response:
@@ -22,6 +30,8 @@ def refusal(scope: Scope, error: CivettaError) -> Response:
     account = account_of(scope)
     account.failed(error)
     path: str = scope["path"]
+    if isinstance(error, ContextOverflow):
+        error.param = _PROMPT_FIELDS.get(path, error.param)
     if path == ANTHROPIC_PATHS[0] or path.startswith(ANTHROPIC_PATHS[1]):
         return error_response(error, error_payload(error, account.request_id))
     return error_response(error)
