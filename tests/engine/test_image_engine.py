@@ -23,6 +23,7 @@ from civetta.errors import (
     TokenizerError,
     UsageError,
 )
+from civetta.model import vision_build
 from civetta.model.vision import ImageEncoding
 from civetta.model.vision_build import LazyTower
 from civetta.options import CacheOptions, EngineOptions, ModelOptions, Settings, VisionOptions
@@ -189,6 +190,22 @@ def test_an_image_is_encoded_once(model, watched):
             del log[:]
             assert ids_of(engine, talk(RED, "What?")) == first
             assert log.count("image") > 0
+
+
+def test_the_towers_weights_are_bound_with_the_first_image(model, monkeypatch):
+    bound, build = [], vision_build.build_tower
+
+    def counted(*args, **more):
+        bound.append(build(*args, **more))
+        return bound[-1]
+
+    monkeypatch.setattr(vision_build, "build_tower", counted)
+    with engine_at(model) as engine:
+        ids_of(engine, talk("What?"))
+        assert not bound
+        for picture in (RED, BLUE):
+            ids_of(engine, talk(picture, "What?"))
+            assert len(bound) == 1
 
 
 def test_a_request_called_off_leaves_no_image_behind(model):
