@@ -103,20 +103,6 @@ def test_drafts_behind_a_refused_one_say_nothing():
     assert seen.depth(0) < 0.2
 
 
-def test_drafts_get_longer_as_they_stand():
-    """One for all replies until one stood; what the text itself foretold shows nothing."""
-    known = Acceptance()
-    first, second = Acceptance(known), Acceptance(known)
-    first.record([9] * 7, 7, by_depth=False)
-    first.record([1], 0, by_depth=True)
-    assert first.reach == second.reach == known.reach == 1
-    first.record([1], 1, by_depth=True)
-    assert second.reach == 3
-    second.record([1, 1, 1], 3, by_depth=True)
-    second.record([1, 1, 1], 0, by_depth=True)
-    assert first.reach == second.reach == MOST_DRAFTS
-
-
 def test_looked_up_drafts_say_nothing_about_the_head():
     seen = Acceptance()
     before = seen.depth(0)

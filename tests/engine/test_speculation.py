@@ -223,21 +223,6 @@ def test_rows_that_useless_drafts_cost(bench, users):
     assert 2 <= head.rounds <= stats.draft_tokens_total <= users + 6
 
 
-def test_a_head_that_nobody_knows_drafts_one_token_until_one_stood(bench):
-    """Rows and steps cost next to nothing, so seven drafts would seem to pay from the first round."""
-    (requests,), wanted = talks(bench, 1, tokens=20, turns=1)
-    costs, still = machine(row_s=0.01, step_s=0.01), ManualClock()
-    for honest in (False, True):
-        head = Liar([[*PROMPTS[0], *wanted[0]["ids"]]], bench.vocab)
-        head.honest = honest
-        options = {"draft": 7, "fixed": False, "head": head, "costs": costs, "clock": still}
-        with bench.engine(**options) as engine:
-            assert said(replies(engine, requests)) == said(wanted)
-            depths = [drafted for drafted, _ in engine.stats().draft_depths]
-        assert depths[0] > 0
-        assert (sum(depths[1:]) > 0) == honest
-
-
 def test_a_head_that_becomes_right_is_found_again(bench):
     """After a reply of which no draft stood, the next one's first trial comes, and is followed up."""
     (first, second), wanted = talks(bench, 1, tokens=100, turns=2)

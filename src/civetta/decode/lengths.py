@@ -36,7 +36,7 @@ class Acceptance:
     fades all the same: a bad start would else keep them from being tried, and so from being known.
     """
 
-    __slots__ = ("_depth", "_grade", "_keep", "_parent", "_stood", "_trust")
+    __slots__ = ("_depth", "_grade", "_keep", "_parent", "_trust")
 
     def __init__(self, parent: Acceptance | None = None) -> None:
         self._parent = parent
@@ -44,18 +44,6 @@ class Acceptance:
         self._trust = 4.0  # how many verdicts the prior is worth
         self._depth = [[0.0, 0.0] for _ in range(MOST_DRAFTS)]  # refused, accepted
         self._grade = [[0.0, 0.0] for _ in GRADE_START]
-        self._stood = 0  # most of the head's drafts that ever stood together
-
-    @property
-    def reach(self) -> int:
-        """Drafts of the head to make at most: one until one stood, then twice what stood and one.
-
-        What a head is worth is not known at first: long drafts that all fail cost much more than
-        the two or three rounds that a good head takes to get this far.
-        """
-        if self._parent is not None:
-            return self._parent.reach
-        return min(2 * self._stood + 1, MOST_DRAFTS)
 
     def depth(self, depth: int) -> float:
         """Probability that draft `depth` (from 0) stands when those before it do."""
@@ -76,7 +64,6 @@ class Acceptance:
             if by_depth:
                 self._count(self._depth[depth], stood)
         if by_depth:
-            self._stood = max(self._stood, accepted)
             for seen_2 in self._depth[len(judged) :]:
                 seen_2[:] = [self._keep * seen for seen in seen_2]
         if self._parent is not None:

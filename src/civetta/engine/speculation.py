@@ -285,7 +285,7 @@ class Speculation:
             return Prospect(chances=tuple(by_text ** (d + 1) for d in range(task.most)), free=True)
         chances: list[float] = []
         chance = 1.0
-        for depth in range(min(task.most, accepted.reach) if has_head else 0):
+        for depth in range(task.most if has_head else 0):
             chance *= accepted.depth(depth)
             chances.append(chance)
         return Prospect(chances=tuple(chances))
@@ -319,8 +319,6 @@ class Speculation:
         accepted, prospect = round_.replies[place].accepted, round_.prospects[place]
         if prospect.free:
             return drawn < planned
-        if drawn >= accepted.reach:
-            return False
         chance = self._chance(accepted, draft) * accepted.depth(drawn)
         active = sum(
             1
