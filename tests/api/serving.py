@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anthropic
@@ -12,17 +13,34 @@ import httpx2
 import openai
 
 from civetta.api.app import build_app
+from civetta.engine import load
 from civetta.options import ServerOptions, Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    import pytest
+
     from civetta.api.delivery import Pace
+    from civetta.engine.speculation import Drafting
+    from civetta.model.trunk import Trunk
+    from civetta.options import DraftingOptions
     from fake_engine import FakeEngine
 
 
 def app_of(fake: FakeEngine | None, pace: Pace | None = None, **topics: Any) -> Any:
     return build_app(fake, Settings(**topics), pace=pace)
+
+
+def drafting_always(patch: pytest.MonkeyPatch) -> None:
+    """Engines that are loaded now draft in every round: what is worth drafting is a matter of time."""
+    drafting_of = load.drafting_of
+
+    def always(options: DraftingOptions, trunk: Trunk) -> Drafting | None:
+        found = drafting_of(options, trunk)
+        return None if found is None else replace(found, fixed=True)
+
+    patch.setattr(load, "drafting_of", always)
 
 
 def server(**values: Any) -> dict[str, Any]:

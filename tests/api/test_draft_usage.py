@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from api.serving import app_of, request
+from api.serving import app_of, drafting_always, request
 from civetta.api.choices import together
-from civetta.decode import purse
 from civetta.engine.load import load_engine
 from civetta.model.tiny import write_tiny
 from civetta.options import DraftingOptions, ModelOptions, Settings
@@ -20,14 +19,13 @@ USER = {"role": "user", "content": "Say it."}
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
-    """An engine whose account never closes, so that every reply begins with a trial."""
+    """An engine that drafts in every round."""
     settings = Settings(
         model=ModelOptions(model=str(write_tiny(tmp_path_factory.mktemp("tiny"))), threads=1),
         drafting=DraftingOptions(speculative="mtp", draft_tokens=3),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(purse, "START_ROUNDS", 1e9)
-        patch.setattr(purse, "MOST_ROUNDS", 1e9)
+        drafting_always(patch)
         with load_engine(settings) as engine:
             yield app_of(engine)
 
@@ -51,7 +49,7 @@ def test_timings_tell_drafts_by_depth(app, path, asked):
         assert usage["draft_tokens_accepted"] == told["draft_n_accepted"]
     drafted, accepted = told["draft_n_by_depth"], told["draft_n_accepted_by_depth"]
     assert len(drafted) == len(accepted)
-    assert sum(drafted) == told["draft_n"] > 0  # a trial at the least
+    assert sum(drafted) == told["draft_n"] > 0
     assert sum(accepted) == told["draft_n_accepted"]
     assert sum(n > 0 for n in drafted) <= 3
     assert all(one >= stood for one, stood in zip(drafted, accepted, strict=True))

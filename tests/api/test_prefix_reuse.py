@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from api.serving import RawClient, app_of, http, request
-from civetta.decode import purse
+from api.serving import RawClient, app_of, drafting_always, http, request
 from civetta.engine.load import load_engine
 from civetta.model.tiny import write_tiny
 from civetta.options import CacheOptions, DraftingOptions, EngineOptions, ModelOptions, Settings
@@ -175,8 +174,7 @@ def test_case_6_the_first_repeat_hits_with_a_draft_head_as_without(model, cold):
 def test_case_7_tools_a_long_prompt_and_a_hit_with_drafts_say_what_a_cold_server_says(
     model, cold, monkeypatch
 ):
-    for name in ("START_ROUNDS", "MOST_ROUNDS"):  # losses on a slow machine end no drafting here
-        monkeypatch.setattr(purse, name, 1e9)
+    drafting_always(monkeypatch)
     function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
     fields = {"tools": [{"type": "function", "function": function}], "max_tokens": 40}
     start = [SYSTEM, user(FACTS * 8 + "The word is plum. " + FACTS * 8)]

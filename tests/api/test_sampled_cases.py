@@ -8,8 +8,7 @@ import json
 
 import pytest
 
-from api.serving import app_of, http, request
-from civetta.decode import purse
+from api.serving import app_of, drafting_always, http, request
 from civetta.engine.load import load_engine
 from civetta.model.tiny import write_tiny
 from civetta.options import DraftingOptions, EngineOptions, ModelOptions, Settings
@@ -36,10 +35,8 @@ def plain(model):
 
 @pytest.fixture(scope="module")
 def drafting(model):
-    """Losses on a slow machine end no drafting here."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("START_ROUNDS", "MOST_ROUNDS"):
-            patch.setattr(purse, name, 1e9)
+        drafting_always(patch)
         with serving(model, DraftingOptions(speculative="mtp", draft_tokens=3)) as engine:
             yield app_of(engine)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
+from civetta.bench import subject
 from civetta.bench.case import token_stream
 from civetta.bench.phases import PHASES
 from civetta.bench.result import FIELDS
 from civetta.cli.main import root
-from civetta.decode import purse
 from civetta.errors import UsageError
 from civetta.model.build import load_trunk
 from civetta.model.tiny import write_tiny
@@ -173,14 +174,19 @@ def test_a_drawing_is_written(model: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every reply may draft, whatever drafts seem to cost on a machine that is busy."""
-    for name in ("START_ROUNDS", "MOST_ROUNDS"):
-        monkeypatch.setattr(purse, name, 1e9)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round drafts, whatever drafts seem to cost on a machine that is busy."""
+    drafting_of = subject.drafting_of
+
+    def fixed(*args: Any) -> Any:
+        found = drafting_of(*args)
+        return None if found is None else replace(found, fixed=True)
+
+    monkeypatch.setattr(subject, "drafting_of", fixed)
 
 
 @pytest.mark.parametrize("mode", ["mtp", "lookup"])
-@pytest.mark.usefixtures("no_debt")
+@pytest.mark.usefixtures("always")
 def test_drafts_change_no_token(model: str, mode: str) -> None:
     """Each session's own tokens, at the start and deep in a context, plain and drafted in turn."""
     found = rows(
@@ -198,7 +204,7 @@ def test_drafts_change_no_token(model: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["mixed", "repetitive"])
-@pytest.mark.usefixtures("no_debt")
+@pytest.mark.usefixtures("always")
 def test_texts_are_drafted_and_come_out_the_same(text: str) -> None:
     """The embedded model, whose head is trained: drafts of both kinds of text stand."""
     document = json.loads(
