@@ -18,6 +18,7 @@ from civetta.options import ServerOptions, Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from types import ModuleType
 
     import pytest
 
@@ -32,15 +33,15 @@ def app_of(fake: FakeEngine | None, pace: Pace | None = None, **topics: Any) -> 
     return build_app(fake, Settings(**topics), pace=pace)
 
 
-def drafting_always(patch: pytest.MonkeyPatch) -> None:
-    """Engines that are loaded now draft in every round: what is worth drafting is a matter of time."""
-    drafting_of = load.drafting_of
+def drafting_always(patch: pytest.MonkeyPatch, where: ModuleType = load) -> None:
+    """What `where` loads from now on drafts in every round: what is worth it is a matter of time."""
+    drafting_of = where.drafting_of
 
     def always(options: DraftingOptions, trunk: Trunk) -> Drafting | None:
         found = drafting_of(options, trunk)
         return None if found is None else replace(found, fixed=True)
 
-    patch.setattr(load, "drafting_of", always)
+    patch.setattr(where, "drafting_of", always)
 
 
 def server(**values: Any) -> dict[str, Any]:

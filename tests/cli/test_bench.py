@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
+from api.serving import drafting_always
 from civetta.bench import subject
 from civetta.bench.case import token_stream
 from civetta.bench.phases import PHASES
@@ -176,13 +176,7 @@ def test_a_drawing_is_written(model: str, tmp_path: Path) -> None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round drafts, whatever drafts seem to cost on a machine that is busy."""
-    drafting_of = subject.drafting_of
-
-    def fixed(*args: Any) -> Any:
-        found = drafting_of(*args)
-        return None if found is None else replace(found, fixed=True)
-
-    monkeypatch.setattr(subject, "drafting_of", fixed)
+    drafting_always(monkeypatch, subject)
 
 
 @pytest.mark.parametrize("mode", ["mtp", "lookup"])
