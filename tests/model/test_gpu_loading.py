@@ -21,7 +21,7 @@ from civetta.model import build
 from civetta.model.build import Counted, build_trunk, check_checkpoint
 from civetta.model.embedded import embedded_model_path
 from civetta.model.gpu import weights as gpu
-from civetta.model.stored import stored_bytes, tensors_of
+from civetta.model.stored import leaves_of, stored_bytes, tensors_of
 from civetta.options import EngineOptions, ModelOptions, Settings
 
 F16 = torch.float16
@@ -54,7 +54,7 @@ def test_a_whole_model_takes_on_the_device_what_was_said(nano):
     told = []
     counted = Counted("weights", stored_bytes(nano.weights), lambda *now: told.append(now))
     made = gpu.gpu_weights(nano.weights, nano.config, torch.device("cpu"), F16, counted)
-    planes = {x.data_ptr(): x.nbytes for x in planes_of(made)}
+    planes = {x.data_ptr(): x.nbytes for x in leaves_of(made, (torch.Tensor,))}
     said = gpu.device_bytes(nano.weights, F16)
     # widths of 96 and routers of 17 rows fill whole tiles of 64 here; the real sizes are tested below
     assert 0.85 < said / sum(planes.values()) <= 1.0
@@ -62,18 +62,6 @@ def test_a_whole_model_takes_on_the_device_what_was_said(nano):
     assert told[-1] == ("weights", total, total)
     assert len(told) == len(nano.weights.blocks) + 2
     assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
-
-
-def planes_of(part):
-    """Every tensor of packed weights."""
-    if isinstance(part, torch.Tensor):
-        yield part
-    elif isinstance(part, tuple):
-        for one in part:
-            yield from planes_of(one)
-    elif hasattr(part, "__dataclass_fields__"):
-        for name in part.__dataclass_fields__:
-            yield from planes_of(getattr(part, name))
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,15 @@ class TokenMask:
         masked_V[self.allowed_N] = values_V[self.allowed_N]
         return masked_V
 
+    def allows_each(self, ids_N: Ids) -> NDArray[np.bool_]:
+        """Which of some tokens may be chosen: bool [N]."""
+        if self.allowed_V is not None:
+            return self.allowed_V[ids_N]
+        if self.banned_N is not None:
+            return np.isin(ids_N, self.banned_N, invert=True)
+        assert self.allowed_N is not None, "a mask says something"
+        return np.isin(ids_N, self.allowed_N)
+
     def allows(self, token_id: int) -> bool:
         """Whether the token may be chosen."""
         if self.allowed_V is not None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from civetta.decode.history import TokenHistory
-    from civetta.decode.mask import TokenMask
     from civetta.decode.sampler import Floats, Ids, SampleRow
     from civetta.types import SamplingParams
 
@@ -141,7 +140,7 @@ def _choose(found: Shortlist, row: SampleRow) -> int | None:
     total = found.total if values_N is found.logits_N and row.mask is None else None
     ids_N = found.ids_N
     if row.mask is not None:
-        allowed_N = _allowed(row.mask, ids_N)
+        allowed_N = row.mask.allows_each(ids_N)
         ids_N, values_N = ids_N[allowed_N], values_N[allowed_N]
     if not len(ids_N):
         return None
@@ -169,15 +168,6 @@ def _lower_only(params: SamplingParams) -> bool:
     """Whether no penalty can raise a logit."""
     repeats = params.repeat_last_n == 0 or params.repeat_penalty >= 1
     return repeats and params.frequency_penalty >= 0 and params.presence_penalty >= 0
-
-
-def _allowed(mask: TokenMask, ids_N: Ids) -> NDArray[np.bool_]:
-    if mask.allowed_V is not None:
-        return mask.allowed_V[ids_N]
-    if mask.banned_N is not None:
-        return np.isin(ids_N, mask.banned_N, invert=True)
-    assert mask.allowed_N is not None, "a mask says something"
-    return np.isin(ids_N, mask.allowed_N)
 
 
 def _suffices(values_N: Floats, bar: float, params: SamplingParams, total: float | None) -> bool:

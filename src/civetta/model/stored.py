@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
@@ -14,17 +14,24 @@ if TYPE_CHECKING:
 
     from civetta.checkpoint.quant import Weight
 
+Leaf = TypeVar("Leaf")
 
-def matrices_of(part: object) -> Iterator[Weight]:
-    """Every weight in a dataclass of weights, in tuples and in dataclasses in it."""
-    if isinstance(part, (Tensor, QuantTensor)):
+
+def leaves_of(part: object, kinds: tuple[type[Leaf], ...]) -> Iterator[Leaf]:
+    """Every object of some kinds in a dataclass, in tuples and in dataclasses in it."""
+    if isinstance(part, kinds):
         yield part
     elif isinstance(part, (tuple, list)):
         for one in part:
-            yield from matrices_of(one)
+            yield from leaves_of(one, kinds)
     elif is_dataclass(part):
         for field in fields(part):
-            yield from matrices_of(getattr(part, field.name))
+            yield from leaves_of(getattr(part, field.name), kinds)
+
+
+def matrices_of(part: object) -> Iterator[Weight]:
+    """Every weight in a dataclass of weights."""
+    return leaves_of(part, (Tensor, QuantTensor))
 
 
 def tensors_of(part: object) -> Iterator[Tensor]:

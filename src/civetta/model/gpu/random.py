@@ -6,7 +6,7 @@ is a file of random rows, so that every placement of it can be measured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ from civetta.kernels.packed import PackedHyper, PackedWeight
 from civetta.kernels.random_planes import random_packed
 from civetta.model.config import ModelConfig, PleConfig
 from civetta.model.gpu.weights import GpuBlock, GpuGdn, GpuPle, GpuQsa, GpuWeights
+from civetta.model.stored import leaves_of
 from civetta.ngram.hash import make_hash
 from civetta.ngram.layout import Field, Shard, TableLayout
 
@@ -296,11 +297,4 @@ def parameters(weights: GpuWeights) -> int:
 
 
 def _matrices(part: object) -> Iterator[PackedWeight | EmbeddingTable]:
-    if isinstance(part, (PackedWeight, EmbeddingTable)):
-        yield part
-    elif isinstance(part, tuple):
-        for one in part:
-            yield from _matrices(one)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _matrices(getattr(part, field.name))
+    return leaves_of(part, (PackedWeight, EmbeddingTable))
