@@ -1,7 +1,7 @@
 """Drafting changes no token: every way to draft against none, in slices that can be resumed.
 
     python benchmarks/drafting_identity.py [--kind text] [--prompts 200] [--tokens 16]
-        [--depths 0 1 3 7] [--sample REPLIES --seed S] [--save FILE] [--minutes M]
+        [--depths 0 1 3 7] [--edge] [--sample REPLIES --seed S] [--save FILE] [--minutes M]
 
 A cell is a way to sample (greedy, T 0.7, T 1.0 with filters and penalties), a draft depth (0, 1, 3, 7,
 and "adaptive") and users at a time (1, 4, 8). Its engine answers twice: with an empty cache (cold),
@@ -13,7 +13,9 @@ from all by --seed, and a run that ends early has one slice more in some cells t
 Exit status 1 when a token differs.
 
 Kinds: "text" is free, and its replies do not end at end tokens, so that all have `--tokens` tokens;
-"schema" and "tools" are bound (drafting_bound.py). The embedded model, or -m.
+"schema" and "tools" are bound (drafting_bound.py). The embedded model, or -m. With --edge three of
+eight texts are lengthened until they end 1 to EDGE_TOKENS tokens before the 64th, so that short
+replies cross the end of a chunk and of a page too.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from civetta.engine.engine import Engine
     from civetta.engine.protocol import GenerateRequest
+    from civetta.types import SamplingParams
 
 DEPTHS = ("0", "1", "3", "7", "adaptive")
 USERS = (1, 4, 8)
@@ -46,6 +49,9 @@ CACHES = ("cold", "warm")
 KINDS = ("text", *BOUND)
 CACHE_BYTES = 1 << 29
 ROUNDS = 4
+BLOCK_TOKENS = 64
+"""Rows of a chunk of delta-rule state, and of a page of keys."""
+EDGE_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,10 @@ def drawn_slices(
 class Identity:
     """Runs slices; the reply to compare with is computed once for each prompt and way to sample."""
 
-    def __init__(self, bench: Bench, tokens: int, kind: str = "text") -> None:
-        self.bench, self.tokens, self.kind = bench, tokens, kind
+    def __init__(
+        self, bench: Bench, tokens: int, kind: str = "text", *, edge: bool = False
+    ) -> None:
+        self.bench, self.tokens, self.kind, self.edge = bench, tokens, kind, edge
         self._alone: dict[tuple[str, int], tuple[GenerateRequest, list[int]]] = {}
 
     def run(self, part: Slice) -> dict[str, object]:
@@ -150,9 +158,18 @@ class Identity:
     def _request(self, engine: Engine, sampling: str, number: int) -> GenerateRequest:
         params = SAMPLINGS[sampling]
         if self.kind == "text":
-            found = self.bench.requests([prompt_of(number)], params, self.tokens)[0]
+            found = self._text(prompt_of(number), params)
+            at_edge = self.edge and number // len(PROMPTS) % 8 in (1, 4, 6)
+            words = itertools.cycle(["Tell", "of", "the", "sea", "and", "the", "wind", "too."])
+            said = prompt_of(number)
+            while at_edge and len(found.prompt_ids) < BLOCK_TOKENS - 1 - number % EDGE_TOKENS:
+                said += f" {next(words)}"
+                found = self._text(said, params)
             return replace(found, request_id=f"r{number}")
         return bound_request(engine, self.kind, number, params, self.tokens)
+
+    def _text(self, said: str, params: SamplingParams) -> GenerateRequest:
+        return self.bench.requests([said], params, self.tokens)[0]
 
 
 def prompt_of(number: int) -> str:
@@ -168,6 +185,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--depths", choices=DEPTHS, nargs="+", default=list(DEPTHS))
     parser.add_argument("--slice", type=int, default=10)
+    parser.add_argument("--edge", action="store_true")
     parser.add_argument("--sample", type=int, metavar="REPLIES")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -180,7 +198,7 @@ def main() -> None:
     else:
         parts = list(drawn_slices(a.prompts, a.slice, a.depths, a.sample, a.seed))
     bench = Bench(a.model or str(embedded_model_path()), threads=a.threads, context=512)
-    identity = Identity(bench, a.tokens, a.kind)
+    identity = Identity(bench, a.tokens, a.kind, edge=a.edge)
     end_s = time.monotonic() + 60 * a.minutes
     for part in parts:
         if part.name in done:

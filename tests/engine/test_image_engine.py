@@ -311,7 +311,10 @@ def test_limits_are_the_flags(model):
 
 
 def test_a_missing_sidecar_is_an_error(model):
-    with pytest.raises(CheckpointError, match="nothing at"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"nothing at /nowhere/mmproj\.gguf\. .* vision sidecar \(--mmproj\)\.$",
+    ):
         engine_at(model, vision=VisionOptions(mmproj="/nowhere/mmproj.gguf"))
 
 

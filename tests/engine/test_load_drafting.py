@@ -69,6 +69,16 @@ def test_a_sidecar_that_is_none_is_refused(folder):
         loaded(folder / "tiny.gguf", speculative="mtp", mtp_model=str(folder / "tiny.gguf"))
 
 
+def test_a_head_that_is_not_there_is_told_by_its_flag(folder, tmp_path):
+    """Not by the model's, whose path is right."""
+    missing = tmp_path / "nowhere.gguf"
+    with pytest.raises(CheckpointNotFound) as caught:
+        loaded(folder / "tiny.gguf", speculative="mtp", mtp_model=str(missing))
+    assert str(caught.value) == (
+        f"There is nothing at {missing}. Check the path of the draft head (--mtp-model)."
+    )
+
+
 def test_a_sidecar_without_mode_is_a_contradiction(folder):
     with pytest.raises(UsageError, match="--speculative mtp"):
         loaded(folder / "tiny.gguf", mtp_model="x.gguf")

@@ -223,6 +223,62 @@ def test_rows_that_useless_drafts_cost(bench, users):
     assert 2 <= head.rounds <= stats.draft_tokens_total <= users + 6
 
 
+def on_a_made_machine(bench, head, costs, turns, users):
+    """All turns where a launch takes 8 seconds and 0.5 a row, a draft step 1: texts, and stats."""
+    clock = ManualClock()
+    options = {"draft": 7, "fixed": False, "head": head, "costs": costs, "clock": clock}
+    with bench.engine(sessions=users, **options) as engine:
+        launch, step = engine._loop._model.forward_pieces, head._logits
+
+        def forward(pieces):
+            clock.now_s += 8.0 + 0.5 * sum(len(piece.ids) for piece in pieces)
+            return launch(pieces)
+
+        def drafted(chain):
+            clock.now_s += 1.0
+            return step(chain)
+
+        engine._loop._model.forward_pieces, head._logits = forward, drafted
+        found = [said(replies(engine, requests)) for requests in turns]
+        return found, engine.stats()
+
+
+def calibrated(launch_s, row_s):
+    """A calibration by what a launch and a row of it seemed to take; a draft step took 1."""
+    launches = [(1, 1), (1, 8), (2, 2)]
+    steps = [(1, 1), (3, 3), (3, 6)]
+    return (
+        tuple(Measured(sessions=s, rows=r, seconds=launch_s + r * row_s) for s, r in launches),
+        tuple(Measured(sessions=deep, rows=r, seconds=float(deep)) for deep, r in steps),
+    )
+
+
+def test_a_calibration_with_dear_rows_is_outgrown(bench):
+    """Later replies take as few launches as after a good one; each text is the one without drafts."""
+    turns, wanted = talks(bench, 1, tokens=100, turns=8)
+    launches = {}
+    for name, costs in {"good": calibrated(8.0, 0.5), "bad": calibrated(0.0, 8.5)}.items():
+        taken = []
+        for asked_ in (turns[:1], turns[:-3], turns):
+            head = prophet(bench, wanted, wrong_every=12)
+            found, stats = on_a_made_machine(bench, head, costs, asked_, 1)
+            assert found == [said(wanted)] * len(asked_)
+            taken.append(stats.decode_rounds_total)
+        launches[name] = (taken[0], taken[2] - taken[1])  # of the first reply, of the last three
+    assert launches["bad"][0] > 1.5 * launches["good"][0]
+    assert launches["bad"][1] < 1.1 * launches["good"][1]
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_a_useless_head_is_switched_off_where_rows_were_calibrated_for_nothing(bench, users):
+    turns, wanted = talks(bench, users, tokens=100, turns=4)
+    head = Liar([[*p, *w["ids"]] for p, w in zip(PROMPTS, wanted, strict=False)], bench.vocab)
+    found, stats = on_a_made_machine(bench, head, calibrated(8.0, 1e-6), turns, users)
+    assert found == [said(wanted)] * len(turns)
+    assert stats.draft_tokens_accepted_total == 0
+    assert 1 <= stats.drafts_total < 0.1 * stats.generated_tokens_total
+
+
 def test_a_head_that_becomes_right_is_found_again(bench):
     """After a reply of which no draft stood, the next one's first trial comes, and is followed up."""
     (first, second), wanted = talks(bench, 1, tokens=100, turns=2)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from civetta.checkpoint.existing import existing
 from civetta.engine.calibrate import calibrate
 from civetta.engine.speculation import Drafting
 from civetta.errors import UsageError
 from civetta.model.bind_mtp import find_head
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from civetta.model.bind_mtp import CheckedHead
     from civetta.model.build import CheckedModel
     from civetta.model.mtp import HiddenNorm
@@ -29,7 +31,9 @@ def draft_head(options: DraftingOptions, checked: CheckedModel) -> CheckedHead |
         if options.mtp_model is not None:
             raise UsageError("--mtp-model is of no use without --speculative mtp; give both")
         return None
-    given = None if options.mtp_model is None else Path(options.mtp_model).expanduser()
+    given: Path | None = None
+    if options.mtp_model is not None:
+        given = existing(options.mtp_model, of="the draft head (--mtp-model)")
     head = find_head(checked.checkpoint, checked.config, given)
     if head is None:
         raise UsageError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from civetta.chat.image_rules import ImageSupport
+from civetta.checkpoint.existing import existing
 from civetta.errors import TokenizerError
 from civetta.model.vision_build import (
     check_mmproj,
@@ -17,6 +17,8 @@ from civetta.model.vision_build import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from civetta.chat.tokenizer import Tokenizer
@@ -36,8 +38,10 @@ def find_vision(settings: VisionOptions, checked: CheckedModel) -> CheckedVision
     vision = checked.vision
     if settings.mmproj == "none":
         return None
-    sidecar = None if settings.mmproj is None else Path(settings.mmproj)
-    if sidecar is None and checked.checkpoint.kind == "gguf":
+    sidecar: Path | None = None
+    if settings.mmproj is not None:
+        sidecar = existing(settings.mmproj, of="the vision sidecar (--mmproj)")
+    elif checked.checkpoint.kind == "gguf":
         sidecar = find_mmproj(checked.checkpoint.path)
     if sidecar is not None:
         vision = check_mmproj(sidecar)
