@@ -12,15 +12,18 @@ pytest.importorskip("triton")
 
 from civetta.checkpoint import formats
 from civetta.checkpoint.quant import QuantTensor
-from civetta.checkpoint.read_ahead import ask_ahead
 from civetta.engine import load
-from civetta.errors import DeviceError
-from civetta.kernels.packed import RECIPES, STORED, pack
+from civetta.errors import CheckpointMalformed, CheckpointNotFound, DeviceError
+from civetta.kernels import packed
+from civetta.kernels.dequant import reference
+from civetta.kernels.packed import RECIPES, STORED, pack, pack_stack
 from civetta.kernels.packed_size import packed_bytes
 from civetta.model import build
 from civetta.model.build import Counted, build_trunk, check_checkpoint
 from civetta.model.embedded import embedded_model_path
+from civetta.model.gpu import upload
 from civetta.model.gpu import weights as gpu
+from civetta.model.gpu.upload import spans_of
 from civetta.model.stored import leaves_of, stored_bytes, tensors_of
 from civetta.options import EngineOptions, ModelOptions, Settings
 
@@ -47,6 +50,15 @@ def nano():
     checked = check_checkpoint(embedded_model_path())
     trunk = build_trunk(checked, dtype=torch.float32, ops=load.select("cpu"))
     yield trunk
+    trunk.close()
+
+
+@pytest.fixture(scope="module")
+def nano_files():
+    """The embedded model as views of its mapped file."""
+    checked = check_checkpoint(embedded_model_path())
+    trunk = build_trunk(checked, dtype=torch.float32, ops=load.select("cpu"), copied=False)
+    yield checked, trunk
     trunk.close()
 
 
@@ -145,16 +157,113 @@ def load_margin():
     return MARGIN_BYTES
 
 
-def test_mapped_tensors_are_asked_for_as_a_whole(tmp_path):
+def test_tensors_of_a_mapped_file_are_read_as_ranges_of_whole_pages(tmp_path):
     path = tmp_path / "file"
-    path.write_bytes(bytes(3 * mmap.PAGESIZE + 5))
+    path.write_bytes(bytes(9 * mmap.PAGESIZE))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as pages:
         x = torch.frombuffer(pages, dtype=torch.uint8)
-        strided = x[10 : 10 + 2 * mmap.PAGESIZE].view(2, -1)[:, :7]
-        assert ask_ahead([x]) == x.nbytes
-        assert ask_ahead([strided]) == 10 + mmap.PAGESIZE + 7
-        assert ask_ahead([x[:0]]) == 0
-        del x, strided
+        start, size = x.data_ptr(), x.nbytes
+
+        def place(address, nbytes):
+            inside = start <= address and address + nbytes <= start + size
+            return (path, address - start) if inside else None
+
+        page = mmap.PAGESIZE
+        strided = x[10 : 10 + 2 * page].view(2, -1)[:, :7]
+        far, touching = x[5 * page + 3 : 6 * page], x[6 * page : 6 * page + 1]
+        spans = spans_of([touching, strided, x[:0], torch.zeros(5), far], place)
+        assert [(s.path, s.offset, s.address - start, s.nbytes) for s in spans] == [
+            (path, 0, 0, 10 + page + 7),
+            (path, 5 * page, 5 * page, page + 1),
+        ]
+        del x, strided, far, touching
+
+
+@pytest.fixture(params=[1000, upload.PIECE_BYTES])
+def small_pieces(request, monkeypatch):
+    """Pieces far smaller than a part and fewer buffers than pieces, and the usual ones."""
+    monkeypatch.setattr(upload, "PIECE_BYTES", request.param)
+    monkeypatch.setattr(upload, "PIECES", 3)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_what_is_uploaded_equals_what_is_mapped_and_keeps_no_more_than_itself(nano_files):
+    checked, trunk = nano_files
+    args = (trunk.weights, trunk.config, torch.device("cpu"), F16)
+    copied = gpu.gpu_weights(*args)
+    asked = []
+
+    def place(address, nbytes):
+        asked.append(checked.checkpoint.place(address, nbytes))
+        return asked[-1]
+
+    read = gpu.gpu_weights(*args, place=place)
+    assert any(where is not None for where in asked)
+    pairs = list(
+        zip(leaves_of(copied, (torch.Tensor,)), leaves_of(read, (torch.Tensor,)), strict=True)
+    )
+    assert len(pairs) > 50
+    for a, b in pairs:
+        assert a.dtype == b.dtype
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        assert b.untyped_storage().nbytes() < b.nbytes + 2 * mmap.PAGESIZE
+
+
+def test_a_file_that_shrank_is_named(nano_files, tmp_path):
+    _, trunk = nano_files
+    path = tmp_path / "short"
+    path.write_bytes(b"short")
+    with pytest.raises(CheckpointMalformed, match="short has become shorter"):
+        gpu.gpu_weights(
+            trunk.weights, trunk.config, torch.device("cpu"), F16, place=lambda *_: (path, 0)
+        )
+    with pytest.raises(CheckpointNotFound, match="nowhere"):
+        gpu.gpu_weights(
+            trunk.weights,
+            trunk.config,
+            torch.device("cpu"),
+            F16,
+            place=lambda *_: (tmp_path / "nowhere", 0),
+        )
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in {"F8_E4M3", "NVFP4"}])
+def test_matrices_packed_together_are_those_packed_alone(name, pair, monkeypatch):
+    monkeypatch.setattr(packed, "TOGETHER", 2)
+    fmt = formats.by_name(name)
+    random = torch.Generator().manual_seed(1)
+    matrices = [
+        QuantTensor(
+            format=fmt,
+            data_RB=torch.randint(
+                256, (128, fmt.row_bytes(256)), generator=random, dtype=torch.uint8
+            ),
+            cols=256,
+        )
+        for _ in range(5)
+    ]
+    whole = pack_stack(matrices, F16, "cpu", pair=pair)
+    for at, w in enumerate(matrices):
+        alone = pack(w, F16, "cpu", pair=pair)
+        for field in ("codes", "high", "scale", "minimum", "d", "dmin"):
+            a, b = getattr(whole, field), getattr(alone, field)
+            assert (a is None) == (b is None)
+            if b is not None:
+                assert a.is_contiguous()
+                assert torch.equal(a[at].view(torch.uint8), b[0].view(torch.uint8))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "F8_E4M3", "IQ3_S"])
+def test_a_tall_matrix_is_expanded_in_runs_to_the_same_numbers(name, monkeypatch):
+    monkeypatch.setattr(reference, "RUN_ROWS", 128)
+    w = stored(name, 300, 256)
+    w.data_RB.random_(0, 120, generator=torch.Generator().manual_seed(2))
+    if name == "F8_E4M3":
+        w = replace(w, scale=torch.arange(6.0).view(3, 2))
+    wanted = reference.dequantize(w, F16)
+    made = reference.dequantize_in_runs(w, F16)
+    assert torch.equal(made.view(torch.int16), wanted.view(torch.int16))
 
 
 def test_the_tensors_of_a_model_are_all_found(nano):

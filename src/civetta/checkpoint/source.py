@@ -84,6 +84,17 @@ class Checkpoint:
             )
         return np.frombuffer(data, np.uint8, info.nbytes, info.offset)
 
+    def place(self, address: int, nbytes: int) -> tuple[Path, int] | None:
+        """The file that is mapped at an address in memory, and the byte of it that lies there.
+
+        None unless all `nbytes` from there on are one mapped file's.
+        """
+        for path, data in self._maps.items():
+            start = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+            if start <= address and address + nbytes <= start + len(data):
+                return path, address - start
+        return None
+
     def close(self) -> None:
         """Let go of all files; may be called twice."""
         self._closed = True

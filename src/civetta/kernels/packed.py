@@ -17,7 +17,7 @@ either: a product rounds its operand to that dtype anyway.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from civetta.kernels import tile_order
 from civetta.kernels.dequant import blocks as fields_of
 from civetta.kernels.dequant.iq import IQ4_LEVELS
-from civetta.kernels.dequant.reference import E2M1_LEVELS, FP8_BLOCK, dequantize
+from civetta.kernels.dequant.reference import E2M1_LEVELS, FP8_BLOCK, dequantize_in_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from civetta.checkpoint.quant import QuantTensor, Weight
 
 TILE = tile_order.TILE
+TOGETHER = 32
+"""Matrices of a stack that are packed in one go; more would only take more memory for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,42 +146,97 @@ def pack_stack(
         codes = torch.stack([_tiled(_plain(w, dtype).to(device), pair) for w in matrices])
         return PackedWeight(recipe=PLAIN, rows=rows, cols=cols, codes=codes, pair=pair)
     recipe, read = _READERS[first.format.name]
-    stacked = [_arranged(recipe, read(_moved(w, device)), pair) for w in matrices]
-    levels = _LEVELS.get(first.format.name)
-    return PackedWeight(
-        recipe=recipe,
-        rows=rows,
-        cols=cols,
-        codes=torch.stack([f.codes for f in stacked]),
-        high=_stack([f.high for f in stacked]),
-        scale=_stack([f.scale for f in stacked]),
-        minimum=_stack([f.minimum for f in stacked]),
-        d=_stack([f.d for f in stacked]),
-        dmin=_stack([f.dmin for f in stacked]),
-        levels=None if levels is None else torch.tensor(levels, device=device),
-        pair=pair,
+    stored = [w for w in matrices if not isinstance(w, Tensor)]
+    size = TOGETHER if _alike(stored) else 1
+    made = []
+    for at in range(0, len(stored), size):
+        some = stored[at : at + size]
+        fields = read(_moved(_under_one_another(some, device), device))
+        made.append(_packed(some[0], recipe, fields, pair, len(some)))
+    return stacked(made)
+
+
+def stacked(made: Sequence[PackedWeight]) -> PackedWeight:
+    """Stacks of matrices of one shape and format, behind one another."""
+    if len(made) == 1:
+        return made[0]
+
+    def whole(name: str) -> Tensor | None:
+        planes = [plane for w in made if (plane := getattr(w, name)) is not None]
+        return torch.cat(planes) if planes else None
+
+    codes = whole("codes")
+    assert codes is not None
+    return replace(
+        made[0],
+        codes=codes,
+        high=whole("high"),
+        scale=whole("scale"),
+        minimum=whole("minimum"),
+        d=whole("d"),
+        dmin=whole("dmin"),
     )
 
 
-def _stack(planes: list[Tensor | None]) -> Tensor | None:
-    there = [p for p in planes if p is not None]
-    return torch.stack(there).contiguous() if there else None
+def _alike(matrices: Sequence[QuantTensor]) -> bool:
+    """Whether the matrices may be one tall one: no scales beside their bytes, and whole tiles.
+
+    Packed in one go they take few and large steps, where one by one they take many.
+    """
+    first = matrices[0]
+    return all(
+        w.scale is None
+        and w.rows % TILE == 0
+        and w.shape == first.shape
+        and w.format == first.format
+        for w in matrices
+    )
+
+
+def _under_one_another(matrices: Sequence[QuantTensor], device: torch.device | str) -> QuantTensor:
+    if len(matrices) == 1:
+        return matrices[0]
+    return replace(matrices[0], data_RB=torch.cat([w.data_RB.to(device) for w in matrices]))
+
+
+def _packed(
+    w: QuantTensor, recipe: Recipe, fields: _Fields, pair: bool, count: int
+) -> PackedWeight:
+    """Fields of `count` matrices like `w`, under one another, in tile order."""
+    f = _arranged(recipe, fields, pair, count)
+    levels = _LEVELS.get(w.format.name)
+
+    def each(plane: Tensor) -> Tensor:
+        return plane.reshape(count, plane.shape[0] // count, *plane.shape[1:]).contiguous()
+
+    def split(plane: Tensor | None) -> Tensor | None:
+        return None if plane is None else each(plane)
+
+    return PackedWeight(
+        recipe=recipe,
+        rows=w.rows,
+        cols=w.cols,
+        codes=each(f.codes),
+        high=split(f.high),
+        scale=split(f.scale),
+        minimum=split(f.minimum),
+        d=split(f.d),
+        dmin=split(f.dmin),
+        levels=None if levels is None else torch.tensor(levels, device=f.codes.device),
+        pair=pair,
+    )
 
 
 def _plain(w: Weight, dtype: torch.dtype) -> Tensor:
     if isinstance(w, Tensor):
         return w.contiguous()
-    if w.format.name in {"BF16", "F16", "F32"}:
-        return dequantize(w, STORED[w.format.name])
-    return dequantize(w, dtype)
+    return dequantize_in_runs(w, STORED.get(w.format.name, dtype))
 
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def _moved(w: Weight, device: torch.device | str) -> QuantTensor:
-    from dataclasses import replace
-
     assert not isinstance(w, Tensor)
     move = {
         name: plane.to(device)
@@ -194,25 +251,27 @@ def _tiled(x_RK: Tensor, pair: bool) -> Tensor:
     return tile_order.numbers(_whole_tiles(x_RK, pair, 1))
 
 
-def _whole_tiles(plane: Tensor, pair: bool, group: int) -> Tensor:
+def _whole_tiles(plane: Tensor, pair: bool, group: int, count: int = 1) -> Tensor:
     """Rows and columns filled up with zeros to whole tiles; a column stands for `group` columns,
-    0 for all."""
+    0 for all. With `pair`, rows of `count` matrices are woven each by itself."""
     if pair:
-        plane = tile_order.paired(plane)
+        plane = torch.cat([tile_order.paired(one) for one in plane.chunk(count)])
     rows, cols = plane.shape
     unit = max(1, TILE // group) if group else 1
     return tile_order.filled(plane, rows + -rows % TILE, cols + -cols % unit)
 
 
-def _arranged(recipe: Recipe, f: _Fields, pair: bool) -> _Fields:
-    """All planes in tile order."""
+def _arranged(recipe: Recipe, f: _Fields, pair: bool, count: int) -> _Fields:
+    """All planes of `count` matrices in tile order."""
 
     def steps(plane: Tensor | None, group: int) -> Tensor | None:
         if plane is None:
             return None
-        return tile_order.steps(_whole_tiles(plane, pair, group), TILE // group if group else 1)
+        return tile_order.steps(
+            _whole_tiles(plane, pair, group, count), TILE // group if group else 1
+        )
 
-    codes, high = _whole_tiles(f.codes, pair, 1), None
+    codes, high = _whole_tiles(f.codes, pair, 1, count), None
     if recipe.bits in {5, 6}:
         high = tile_order.spare_bits(codes >> 4, recipe.bits - 4)
     if recipe.code == "int8":

@@ -143,6 +143,7 @@ def build_trunk(
             device,
             dtype,
             Counted("weights", stored_bytes(weights), loading.progress),
+            place=checked.checkpoint.place,
         )
         if bound is not None:
             bound = place_head(bound, weights, packed.head, device, dtype)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FP8_BLOCK = 128  # rows and columns that share one scale, model.md A.7
 NVFP4_GROUP = 16  # columns that share one scale, model.md A.8
 
+RUN_ROWS = 16_384
+"""Rows that `dequantize_in_runs` expands at once; a multiple of FP8_BLOCK."""
+
 E2M1_LEVELS = (
     0.0,
     0.5,
@@ -81,6 +84,17 @@ def dequantize(q: QuantTensor, dtype: torch.dtype = torch.float32) -> torch.Tens
     Raises TensorTypeUnknown for a format that holds no weights (integers).
     """
     return _decode_float32(q).to(dtype)
+
+
+def dequantize_in_runs(q: QuantTensor, dtype: torch.dtype) -> torch.Tensor:
+    """`dequantize`, some rows at a time: a tall matrix takes no float32 copy of itself."""
+    if q.rows <= RUN_ROWS:
+        return dequantize(q, dtype)
+    out = torch.empty(q.shape, dtype=dtype, device=q.data_RB.device)
+    for at in range(0, q.rows, RUN_ROWS):
+        stop = min(at + RUN_ROWS, q.rows)
+        out[at:stop] = dequantize(q.slice_rows(at, stop), dtype)
+    return out
 
 
 def as_numbers(w: Weight, dtype: torch.dtype) -> torch.Tensor:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from civetta.kernels.dequant.reference import dequantize
+from civetta.kernels.dequant.reference import dequantize_in_runs
 from civetta.kernels.fused.launch import ROW_FIELDS
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def embedding_table(w: Weight, dtype: torch.dtype, device: torch.device | str) -
     if isinstance(w, Tensor):
         return EmbeddingTable(codes=w.to(device).contiguous())
     if w.format.name != "Q8_0":
-        return EmbeddingTable(codes=dequantize(w, dtype).to(device).contiguous())
+        return EmbeddingTable(codes=dequantize_in_runs(w, dtype).to(device).contiguous())
     blocks = w.data_RB.to(device).view(w.rows, -1, w.format.block_bytes)
     d = blocks[:, :, :2].contiguous().view(torch.float16).view(w.rows, -1)
     return EmbeddingTable(codes=blocks[:, :, 2:].flatten(1).contiguous(), d=d)

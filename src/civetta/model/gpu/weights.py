@@ -6,7 +6,6 @@ Legend: N outputs, K inputs, S streams, D width.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,20 +13,22 @@ import torch
 from torch import Tensor
 
 from civetta.checkpoint.quant import QuantTensor
-from civetta.checkpoint.read_ahead import ask_ahead
 from civetta.kernels.dequant.reference import as_numbers
 from civetta.kernels.fused.attend import Gains
 from civetta.kernels.fused.embed import EmbeddingTable, embedding_table
 from civetta.kernels.fused.mixture import Mixture
 from civetta.kernels.packed import (
     STORED,
+    TOGETHER,
     PackedHyper,
     PackedWeight,
     pack,
     pack_stack,
+    stacked,
 )
 from civetta.kernels.packed_size import packed_bytes
-from civetta.model.stored import matrices_of, stored_bytes, tensors_of
+from civetta.model.gpu.upload import Uploader
+from civetta.model.stored import matrices_of, stored_bytes
 from civetta.model.weights import GdnWeights
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from civetta.checkpoint.quant import Weight
     from civetta.kernels.ops import HyperWeights
     from civetta.model.config import ModelConfig
+    from civetta.model.gpu.upload import Place
     from civetta.model.weights import (
         BlockWeights,
         MoeWeights,
@@ -106,26 +108,26 @@ def gpu_weights(
     device: torch.device,
     dtype: torch.dtype,
     placed: Callable[[int], None] = lambda _: None,
+    *,
+    place: Place = lambda *_: None,
 ) -> GpuWeights:
     """Pack a network for `device`, one block at a time; `dtype` is that of the products' operands.
 
-    `placed` is told how many stored bytes each part had. The system reads a part from its files
-    while the one before it is packed.
+    `placed` is told how many stored bytes each part had; `place` finds the files that tensors are
+    mapped from (upload.py). Parts are read from there while the one before is packed. Raises
+    CheckpointNotFound and CheckpointMalformed when that fails.
     """
     packer = _Packer(config, device, dtype)
-    parts = (stored.embed, *stored.blocks, (stored.mixer, stored.head))
+    ends = (stored.mixer, stored.head)
     blocks = []
-    with ThreadPoolExecutor(1, "civetta-read-ahead") as ahead:
-        for part in parts[:2]:
-            ahead.submit(ask_ahead, tensors_of(part))
-        embed = embedding_table(stored.embed, dtype, device)
+    with Uploader((stored.embed, *stored.blocks, ends), device, place) as uploader:
+        embed = embedding_table(uploader.take(), dtype, device)
         placed(stored_bytes(stored.embed))
-        for block, coming in zip(stored.blocks, parts[2:], strict=True):
-            ahead.submit(ask_ahead, tensors_of(coming))
-            blocks.append(packer.block(block))
+        for block in stored.blocks:
+            blocks.append(packer.block(uploader.take()))
             placed(stored_bytes(block))
-    mixer, head = packer.hyper(stored.mixer), packer.matrix(stored.head)
-    placed(stored_bytes(parts[-1]))
+        mixer, head = packer.ends(*uploader.take())
+    placed(stored_bytes(ends))
     return GpuWeights(embed=embed, blocks=tuple(blocks), mixer=mixer, head=head)
 
 
@@ -155,14 +157,15 @@ class _Packer:
             ple=None if w.ple is None else self._ple(w.ple),
         )
 
+    def ends(self, mixer: HyperWeights, head: Weight) -> tuple[PackedHyper, PackedWeight]:
+        return self.hyper(mixer), self.matrix(head)
+
     def hyper(self, w: HyperWeights) -> PackedHyper:
         return PackedHyper(
             gain_SD=self._vector(w.gain_SD),
             down=self.matrix(w.down),
             up=pack_stack(_slices(w.up, w.gain_SD.shape[0]), self._dtype, self._device),
-            inject=None
-            if w.inject is None
-            else as_numbers(w.inject, torch.float32).to(self._device),
+            inject=None if w.inject is None else self._own(w.inject),
         )
 
     def _gdn(self, w: GdnWeights) -> GpuGdn:
@@ -190,13 +193,9 @@ class _Packer:
         )
 
     def _mixture(self, w: MoeWeights) -> Mixture:
-        pairs = [
-            joined([gate, up], self._dtype)
-            for gate, up in zip(w.experts.gate, w.experts.up, strict=True)
-        ]
         return Mixture(
             router=self._float32(w.router, w.shared_mix),
-            gate_up=pack_stack(pairs, self._dtype, self._device, pair=True),
+            gate_up=self._pairs(w.experts.gate, w.experts.up),
             down=pack_stack(w.experts.down, self._dtype, self._device),
             shared_gate_up=pack(
                 joined([w.shared_gate, w.shared_up], self._dtype),
@@ -207,6 +206,15 @@ class _Packer:
             shared_down=self.matrix(w.shared_down),
             slots=self._config.experts_a_token,
         )
+
+    def _pairs(self, gates: Sequence[Weight], ups: Sequence[Weight]) -> PackedWeight:
+        """Gate and up of every expert as one; joined for some experts at a time."""
+        made = []
+        for at in range(0, len(gates), TOGETHER):
+            some = zip(gates[at : at + TOGETHER], ups[at : at + TOGETHER], strict=True)
+            pairs = [joined(pair, self._dtype) for pair in some]
+            made.append(pack_stack(pairs, self._dtype, self._device, pair=True))
+        return stacked(made)
 
     def _ple(self, w: PleWeights) -> GpuPle:
         return GpuPle(
@@ -223,6 +231,10 @@ class _Packer:
     def _float32(self, *matrices: Weight) -> PackedWeight:
         whole = torch.cat([as_numbers(w, torch.float32) for w in matrices])
         return pack(whole, torch.float32, self._device)
+
+    def _own(self, w: Weight) -> Tensor:
+        """float32 in memory of its own: a view would keep all that was brought with it."""
+        return as_numbers(w, torch.float32).to(self._device, copy=True)
 
     def _vector(self, x: Tensor) -> Tensor:
         return x.to(self._device).contiguous()
