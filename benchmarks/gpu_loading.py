@@ -1,7 +1,7 @@
 """How fast a model of the real sizes goes from a disk to a GPU, against the disk's own rate.
 
     python benchmarks/gpu_loading.py FOLDER [--layers 8] [--repeats 2] [--device cuda] [--save FILE]
-    python benchmarks/gpu_loading.py FOLDER --device cpu --layers 2 --tiny    # tries the program
+    python benchmarks/gpu_loading.py FOLDER --device cpu --layers 4 --tiny    # tries the program
 
 A GGUF file with the shapes and types of Qwen3.8-Flash-Next's Q4_K_XL mix is written to FOLDER (about
 1.75 GB a layer and 1.4 GB beside them; random codes, small finite steps, an n-gram table of few rows)
@@ -492,6 +492,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
+    if args.layers < 4:
+        parser.error("--layers: at least 4, for the fourth is the first with sparse attention")
     args.folder.mkdir(parents=True, exist_ok=True)
     path = args.folder / "gpu_loading.gguf"
     gpu.Uploader = Watched  # type: ignore[misc]

@@ -36,7 +36,8 @@ from civetta.kernels.gdn import triton as gdn
 from civetta.kernels.gpu import gpu_ops
 from civetta.kernels.matmul import triton as matmul
 from civetta.kernels.moe import triton as moe
-from civetta.kernels.packed import RECIPES, STORED, PackedExperts, PackedHyper, pack, pack_stack
+from civetta.kernels.packed import STORED, PackedExperts, PackedHyper, pack, pack_stack
+from civetta.kernels.packed_fields import RECIPES
 from civetta.kernels.ple import triton as ple
 from civetta.kernels.qsa import triton as qsa
 from civetta.kernels.residual import triton as residual

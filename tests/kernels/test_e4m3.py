@@ -12,7 +12,8 @@ import triton.language as tl
 from civetta.kernels.matmul import tiling
 from civetta.kernels.matmul import triton as matmul
 from civetta.kernels.matmul.tiles import _byte
-from civetta.kernels.packed import RECIPES, pack
+from civetta.kernels.packed import pack
+from civetta.kernels.packed_fields import RECIPES
 
 KINDS = ("fp8 bits", "fp8")
 

@@ -16,7 +16,8 @@ from civetta.engine import load
 from civetta.errors import CheckpointMalformed, CheckpointNotFound, DeviceError
 from civetta.kernels import packed
 from civetta.kernels.dequant import reference
-from civetta.kernels.packed import RECIPES, STORED, pack, pack_stack
+from civetta.kernels.packed import STORED, pack, pack_stack
+from civetta.kernels.packed_fields import RECIPES
 from civetta.kernels.packed_size import packed_bytes
 from civetta.model import build
 from civetta.model.build import Counted, build_trunk, check_checkpoint

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from civetta.checkpoint.formats import by_name
 from civetta.checkpoint.quant import QuantTensor
-from civetta.kernels.packed import RECIPES, STORED, TILE, pack
+from civetta.kernels.packed import STORED, TILE, pack
+from civetta.kernels.packed_fields import RECIPES
 
 if TYPE_CHECKING:
     from civetta.checkpoint.quant import Weight

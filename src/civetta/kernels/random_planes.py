@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from civetta.kernels.packed import PLAIN, RECIPES, STORED, TILE, PackedWeight
+from civetta.kernels.packed import STORED, TILE, PackedWeight
+from civetta.kernels.packed_fields import PLAIN, RECIPES
 
 _SPREAD = {"Q8_0": 74.0, "Q4_K": 167.0, "Q5_K": 336.0, "Q5_1": 9.2, "F8_E4M3": 68.0}
 """Deviation of random codes in units of the step d."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from civetta.kernels.packed import PackedWeight, Recipe
+    from civetta.kernels.packed import PackedWeight
+    from civetta.kernels.packed_fields import Recipe
 
 FEW_ROWS = 64
 """Up to so many rows, the parts of the inner dimension run beside each other."""

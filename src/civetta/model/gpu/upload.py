@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     Place = Callable[[int, int], tuple[Path, int] | None]
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 64 << 20
 """Read at once by one thread."""
-PIECES = 32
+PIECES = 12
 """Pieces in pinned memory: what is read ahead of the device."""
 THREADS = 8
 
