@@ -3,6 +3,7 @@
     python benchmarks/gpu_long.py reference OUT.npz [--tokens 20000]      # on a CPU
     python benchmarks/gpu_long.py check IN.npz [--save FILE.json]         # on a GPU
     python benchmarks/gpu_long.py where [--dtypes float32]                # on a GPU: which op differs
+    compute-sanitizer python benchmarks/gpu_long.py touch                 # every kernel, odd sizes
 
 A tiny checkpoint (model/tiny.py) is given a context of exactly `--tokens`. `reference` keeps logits of
 the CPU's float32 path, the last row among them: the context is full there. `check` hashes all rows for
@@ -13,7 +14,8 @@ with NaN, whatever it is for, and the answer must stay the same. Exits 1 when a 
 
 `where` keeps what every op gives for every row, kernel by kernel, and prints for each of these cuts
 the first row and op that differ from batches of 4096. The same cut is run twice: what differs there
-does not depend on cuts. It compares the last rows through captured graphs too.
+does not depend on cuts. It compares the last rows through captured graphs too. `touch` runs a few
+launches of odd sizes, one by one and in company, for a sanitizer to watch.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from gpu_answers import digest, distance, edges_of, logits_in_cuts, trunk_of
 from gpu_watch import difference, trace
 
 from civetta.model.build import check_checkpoint
+from civetta.model.gpu.trunk import GpuTrunk
+from civetta.model.inputs import Piece
 from civetta.model.tiny import (
     tiny_config,
     tiny_tensors,
@@ -188,6 +192,30 @@ def where(args: argparse.Namespace, folder: Path) -> int:
     return 1 if differing else 0
 
 
+def touch(args: argparse.Namespace, folder: Path) -> int:
+    """Launches of odd sizes without graphs; whether all logits are finite."""
+    checked, ids = check_checkpoint(write_model(folder / "m", 1400)), ids_of(1397)
+    finite = True
+    for name in args.dtypes.split(","):
+        trunk = trunk_of(checked, getattr(torch, name), args.device)
+        assert isinstance(trunk, GpuTrunk)
+        with trunk.without_graphs():
+            for edges in ([0, 1291, 1358, 1366, 1371, 1372, 1389, 1397], [0, 1, 2, 79]):
+                logits = logits_in_cuts(trunk, ids[: edges[-1]], edges)
+                finite &= bool(logits.isfinite().all())
+            store = trunk.store(sessions=3, context_tokens=256)
+            sessions = [store.open() for _ in range(3)]
+            for counts in ((67, 1, 130), (1, 3, 7), (1, 1, 1)):
+                pieces = [
+                    Piece(session=session, ids=ids[:n], rows="all")
+                    for session, n in zip(sessions, counts, strict=True)
+                ]
+                finite &= bool(trunk.forward_pieces(pieces).isfinite().all())
+        trunk.close()
+        print(name, "finite" if finite else "NOT FINITE", flush=True)
+    return 0 if finite else 1
+
+
 def check(args: argparse.Namespace, folder: Path) -> int:
     report: dict[str, Any] = {}
     with np.load(args.file) as data:
@@ -212,17 +240,18 @@ def check(args: argparse.Namespace, folder: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("reference", "check", "where"))
+    parser.add_argument("what", choices=("reference", "check", "where", "touch"))
     parser.add_argument("file", nargs="?")
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtypes", default="float32,float16,bfloat16")
     parser.add_argument("--save")
     args = parser.parse_args()
-    if args.file is None and args.what != "where":
+    if args.file is None and args.what not in {"where", "touch"}:
         parser.error(f"{args.what} needs a file")
     with tempfile.TemporaryDirectory() as folder:
-        run = {"check": check, "where": where, "reference": write_reference}[args.what]
+        commands = {"check": check, "where": where, "touch": touch, "reference": write_reference}
+        run = commands[args.what]
         return run(args, Path(folder))
 
 

@@ -107,7 +107,7 @@ def cases(rows_list: list[int], only: set[str]) -> list[Case]:
         for rows in rows_list:
             if name == "head" and rows > 64:
                 continue
-            x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+            x = torch.randn(rows, k, device="cuda", dtype=torch.float16)
             total, used = rows, 1.0
             calls = copies if rows <= 64 else 2
             named = [{"wide": fmt == "F32"} for _ in range(calls)]

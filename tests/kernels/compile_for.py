@@ -26,6 +26,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 from triton_inputs import Random
 
 from civetta.decode.shortlist import KEEP
@@ -34,10 +35,11 @@ from civetta.kernels.fused.launch import ROW_FIELDS, SESSION_FIELDS, Batch
 from civetta.kernels.fused.streams import enter, mix
 from civetta.kernels.gdn import triton as gdn
 from civetta.kernels.gpu import gpu_ops
+from civetta.kernels.matmul import dense, tiling
 from civetta.kernels.matmul import triton as matmul
 from civetta.kernels.moe import triton as moe
 from civetta.kernels.packed import STORED, PackedExperts, PackedHyper, pack, pack_stack
-from civetta.kernels.packed_fields import RECIPES
+from civetta.kernels.packed_fields import RECIPES, Recipe
 from civetta.kernels.ple import triton as ple
 from civetta.kernels.qsa import triton as qsa
 from civetta.kernels.residual import triton as residual
@@ -91,6 +93,9 @@ class Recorder:
             if parameter.is_constexpr or (one and not parameter.do_not_specialize):
                 constants[name], signature[name] = value, "constexpr"
                 continue
+            if isinstance(value, TensorDescriptor):
+                signature[name] = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>"
+                continue
             if isinstance(value, torch.Tensor):
                 signature[name], place = "*" + TYPES[value.dtype], value.data_ptr()
             else:
@@ -141,17 +146,48 @@ def record(dtypes: tuple[torch.dtype, ...], mixes: tuple[Mix, ...]) -> dict[str,
     return recorder.found
 
 
+OPERANDS = {
+    "product_kernel": "x",
+    "two_products_kernel": "x",
+    "mix_kernel": "m",
+    "unpack_kernel": "y",
+}
+"""What has the operands' dtype."""
+
+
+def decoded(launch: Launch, which: str) -> str:
+    """The code that `recipe_on` names on NVIDIA for the launch's weight and operands; `which`: "A_" or
+    "B_" where there are two."""
+    c = {name.removeprefix(which): value for name, value in launch.constants.items()}
+    operand = OPERANDS.get(launch.kernel.__name__)
+    if operand is None:
+        return str(c["CODE"])
+    dtype = launch.signature[which.lower() + operand]
+    recipe = Recipe(
+        bits=c["BITS"], code=c["CODE"], offset=c["OFFSET"], group=c["GROUP"], scale=c["SCALE"],
+        span=c["SPAN"], low=c["LOW"],
+    )  # fmt: skip
+    if dtype == "*fp16" and recipe in tiling.PAIRED:
+        return f"{recipe.code} pairs"
+    return (
+        "linear raised" if dtype in {"*fp16", "*bf16"} and recipe in tiling.RAISED else recipe.code
+    )
+
+
 def for_target(launch: Launch, target: GPUTarget) -> Launch:
-    """A launch recorded on the CPU as `tiling` and the delta rule have it on the target: TF32 on
-    NVIDIA, conversion of E4M3 from compute capability 8.9 on."""
+    """A launch recorded on the CPU as `tiling` and the delta rule have it on the target: TF32 and
+    numbers decoded in pairs on NVIDIA, conversion of E4M3 from compute capability 8.9 on."""
     if target.backend != "cuda":
         return launch
     mixed = launch.signature.get("mixed")  # rows of the delta rule, whose sums are as fine as they
     exact = {"PRECISE": "tf32x3", "EXACT": "tf32x3" if mixed == "*fp32" else "tf32"}
 
     def met(name: str, value: Any) -> Any:
+        which = name[:2] if name[:2] in {"A_", "B_"} else ""
         if value == "ieee":
-            return exact[name]
+            return exact[name.removeprefix(which)]
+        if name == f"{which}CODE" and value in {"int8", "linear"}:
+            return decoded(launch, which)
         return "fp8" if value == "fp8 bits" and int(target.arch) >= 89 else value
 
     constants = {name: met(name, value) for name, value in launch.constants.items()}
@@ -204,7 +240,7 @@ def launch_table(dtype: torch.dtype) -> None:
     moe.experts(x, ids, random.uniform(3, 2), PackedExperts(gate=stack, up=stack, down=stack))
     moe.route(random.normal(3, 512), 10)
     w = pack(random.stored("Q8_0", d, d), dtype, "cpu")
-    matmul.matmul(torch.zeros(2048, d, dtype=dtype), w, dtype)  # written out
+    launch_written_out(w, dtype)
     wide = random.normal(3, streams, d)
     hyper = PackedHyper(
         gain_SD=random.normal(streams, d),
@@ -232,6 +268,19 @@ def launch_table(dtype: torch.dtype) -> None:
     qsa.attend_dense(q, pages, pages, table, 500)
     qsa.attend_sparse(q, pages, pages, table, torch.arange(515).expand(2, -1))
     ple.ple_gate(wide, wide, random.normal(3, d), hyper.gain_SD, hyper.gain_SD, 1e-6)
+
+
+def launch_written_out(w: Any, dtype: torch.dtype) -> None:
+    """Many rows with a weight written out, loaded by pointers and by descriptors; whole and in parts."""
+    random = Random(1)
+    deep = pack(random.stored("Q8_0", 64, 1024), dtype, "cpu")
+    wide = pack(random.normal(dense.WIDE_OUTPUTS, 64, dtype=dtype), dtype, "cpu")
+    real = dense.has_descriptors
+    for described in (False, True):
+        dense.has_descriptors = lambda _, described=described: described
+        for weight in (w, deep, wide):
+            matmul.matmul(torch.zeros(2048, weight.cols, dtype=dtype), weight, dtype)
+    dense.has_descriptors = real
 
 
 def launch_trunk(mix_name: Mix, dtype: torch.dtype) -> None:
@@ -290,6 +339,11 @@ def target_of(name: str) -> GPUTarget:
     return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
 
 
+def loads_by_descriptors(target: GPUTarget) -> bool:
+    """Whether `dense` would launch its kernel of tensor descriptors there."""
+    return target.backend == "cuda" and 90 <= int(target.arch) < 120
+
+
 def compile_launch(launch: Launch, target: GPUTarget) -> Any:
     source = triton.compiler.ASTSource(
         launch.kernel,
@@ -312,7 +366,8 @@ def rotated(found: dict[str, Launch], targets: list[str]) -> dict[str, list[str]
     chosen: dict[str, list[str]] = {name: [] for name in targets}
     for i, ((kernel, name), key) in enumerate(firsts.items()):
         every = kernel.endswith("product_kernel") and name in {"F8_E4M3", "NVFP4"}
-        for target in targets if every else [targets[i % len(targets)]]:
+        able = [t for t in targets if "tensordesc" not in key or loads_by_descriptors(target_of(t))]
+        for target in targets if every else [able[i % len(able)]] if able else []:
             chosen[target].append(key)
     return chosen
 
@@ -336,6 +391,8 @@ def main() -> int:
     for name, keys in chosen.items():
         target, began = target_of(name), time.perf_counter()
         for key in keys:
+            if "tensordesc" in key and not loads_by_descriptors(target):
+                continue
             if args.list:
                 print(f"{name}: {key}")  # noqa: T201 - a program
                 continue

@@ -30,29 +30,48 @@ def both(x, w, n, monkeypatch, dtype=F32, **named):
     return found
 
 
+@pytest.fixture(params=["pointers", "descriptors"])
+def loads(request, monkeypatch):
+    """How the product loads what is written out; the other kernel is not to be called."""
+    described = request.param == "descriptors"
+    if described and DEVICE != "cpu" and not dense.has_descriptors(torch.device(DEVICE)):
+        pytest.skip("this GPU has no tensor descriptors")
+    monkeypatch.setattr(dense, "has_descriptors", lambda _: described)
+    monkeypatch.setattr(dense, "dense_kernel" if described else "described_kernel", None)
+
+
 def drawn(random, *shape):
     return (random.whole if EXACT else random.normal)(*shape, dtype=F16).to(DEVICE)
 
 
 @pytest.mark.parametrize(
     ("name", "n", "k", "pair"),
-    [("Q8_0", 130, 320, False), ("Q4_K", 48, 1024, True)],
+    [("Q8_0", 130, 320, False), ("Q4_K", 48, 1024, True), ("Q8_0", 2112, 96, False)],
 )
-def test_the_bits_are_those_of_the_packed_weight(name, n, k, pair, monkeypatch):
+def test_the_bits_are_those_of_the_packed_weight(name, n, k, pair, loads, monkeypatch):
     random = Random(5)
     w = pack(random.stored(name, n, k, step=1.0 if EXACT else None), F16, DEVICE, pair=pair)
-    x = drawn(random, 130, k)
+    x = drawn(random, 130, k + 8)[:, :k]  # what lies behind a row's end is not read
     packed, written = both(x, w, n // 2 if pair else n, monkeypatch)
     assert torch.equal(packed, written)
     assert written.isfinite().all()
 
 
-def test_plain_numbers_in_parts_squeezed(monkeypatch):
+def test_plain_numbers_in_parts_squeezed(loads, monkeypatch):
     random = Random(6)
     w = pack(drawn(random, 64, 840), F16, DEVICE)
     x = drawn(random, 131, 840)
     packed, written = both(x, w, 64, monkeypatch, F16, act="squeeze", act_divisor=4.0)
     assert torch.equal(packed, written)
+
+
+def test_rows_that_no_descriptor_takes_are_loaded_by_pointers(monkeypatch):
+    monkeypatch.setattr(dense, "has_descriptors", lambda _: True)
+    x = torch.zeros(4, 136, dtype=F16)
+    assert dense.describes(x[:, :128], x)
+    assert not dense.describes(x[:, 1:129], x), "a first number beside 16 bytes"
+    assert not dense.describes(x[:, ::2], x), "numbers of a row apart"
+    assert not dense.describes(x, torch.zeros(64, 100, dtype=F16)), "rows beside 16 bytes"
 
 
 def test_what_is_written_out():

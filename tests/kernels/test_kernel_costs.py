@@ -10,7 +10,8 @@ from compile_for import launch_choice, launch_sampling, launch_trunk
 from triton_inputs import Random
 
 from civetta.bench.kernel_profile import launches_of
-from civetta.kernels.matmul.triton import counters, product, product_kernel
+from civetta.kernels.matmul.product import product_kernel
+from civetta.kernels.matmul.triton import counters, product
 from civetta.kernels.packed import pack
 
 KIND = type(product_kernel)

@@ -183,6 +183,19 @@ PIECES = st.one_of(
 )
 
 
+def test_rows_of_several_pieces_are_taken_together(table):
+    """In the order of the tickets; one of them was read ahead token by token."""
+    feed = RowFeed(HASH, DiskRows(table.layout), dtype=torch.float32)
+    feed.prefetch([3, 4], [1, 2])
+    tickets = [feed.begin([9, 8, 7], [5]), feed.begin([3, 4], [1, 2]), feed.begin(LONG, [7, 8])]
+    assert [len(ticket.parts) for ticket in tickets] == [1, 2, 1]
+    wanted = [numbers(table, ids, before) for ids, before in
+              (([9, 8, 7], [5]), ([3, 4], [1, 2]), (LONG, [7, 8]))]  # fmt: skip
+    assert same(feed.take(*tickets), torch.cat(wanted))
+    feed.check()
+    feed.close()
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_schedule_changes_a_bit(table, data):

@@ -35,6 +35,7 @@ def gathered(layout, dtype=torch.float32):
     for store in stores(layout):
         decoder = RowDecoder(layout, device=CPU, dtype=dtype)
         found.append(decoder.decode(store.submit(ASKED.reshape(-1)).wait()))
+        found.append(decoder.decode(*(store.submit(asked).wait() for asked in ASKED)))
         store.close()
     for other in found[1:]:
         assert torch.equal(bits(found[0]), bits(other))

@@ -67,11 +67,25 @@ def _product(a: Mapping[str, Any]) -> Cost:
     return Cost(nbytes=weight + moved, flop=2.0 * rows * outputs * inputs, detail=name)
 
 
+def _two_products(a: Mapping[str, Any]) -> Cost:
+    """The sum of both; arguments of each begin with its letter."""
+    first, second = (
+        _product({k[2:]: v for k, v in a.items() if k[:2].lower() == letter})
+        for letter in ("a_", "b_")
+    )
+    return Cost(
+        nbytes=first.nbytes + second.nbytes,
+        flop=first.flop + second.flop,
+        detail=f"{first.detail}; {second.detail}",
+    )
+
+
 def _dense(a: Mapping[str, Any]) -> Cost:
     rows, outputs, inputs = int(a["M"]), 64 * int(a["TILES"]), int(a["K"])
-    moved = rows * (inputs * a["x"].element_size() + int(a["N"]) * a["y"].element_size())
+    x, w = (getattr(a[name], "base", a[name]) for name in "xw")  # of a tensor descriptor
+    moved = rows * (inputs * x.element_size() + int(a["N"]) * a["y"].element_size())
     flop = 2.0 * rows * outputs * inputs
-    return Cost(nbytes=moved + _size(a["w"]), flop=flop, detail=f"{inputs} -> {outputs}")
+    return Cost(nbytes=moved + _size(w), flop=flop, detail=f"{inputs} -> {outputs}")
 
 
 def _unpack(a: Mapping[str, Any]) -> Cost:
@@ -204,7 +218,9 @@ def _embed(a: Mapping[str, Any]) -> Cost:
 
 COSTS: dict[str, Callable[[Mapping[str, Any]], Cost]] = {
     "product_kernel": _product,
+    "two_products_kernel": _two_products,
     "dense_kernel": _dense,
+    "described_kernel": _dense,
     "unpack_kernel": _unpack,
     "mix_kernel": _mix,
     "enter_kernel": _enter,
@@ -221,6 +237,8 @@ COSTS: dict[str, Callable[[Mapping[str, Any]], Cost]] = {
     "conv_kernel": _conv,
     "prepare_kernel": _prepare,
     "walk_kernel": _walk,
+    "prepare_few_kernel": _prepare,
+    "walk_few_kernel": _walk,
     "gated_norm_kernel": _gated_norm,
     "keep_kernel": _kept,
     "push_kernel": _pushed,

@@ -34,8 +34,9 @@ class RowSource(Protocol):
         """Ask for the rows of `ids`, without waiting: a RowTicket."""
         ...
 
-    def take(self, ticket: Any) -> Tensor:
-        """Wait for rows: [T, heads * row_values], a token's rows side by side; raises ReadFailed."""
+    def take(self, *tickets: Any) -> Tensor:
+        """Wait for rows: [T, heads * row_values], a token's rows side by side, those of one ticket
+        after the other; raises ReadFailed."""
         ...
 
     def prefetch(self, ids: Sequence[int], history: Sequence[int]) -> None:

@@ -185,12 +185,12 @@ class Trunk:
     def _ngram_rows(self, tickets: Sequence[RowTicket], pieces: Sequence[Piece]) -> Tensor:
         """The launch's rows of the table; those of the next pieces are asked for."""
         assert self._rows is not None
-        taken = [self._rows.take(ticket) for ticket in tickets]
+        taken_TE = self._rows.take(*tickets)
         for piece in pieces:
             if len(piece.next_ids):
                 before = [*self._history(piece.session.ids), *piece.ids]
                 self._rows.prefetch(piece.next_ids, self._history(before))
-        return torch.cat(taken) if len(taken) > 1 else taken[0]
+        return taken_TE
 
     def _history(self, ids: Sequence[int]) -> Sequence[int]:
         """The last of `ids`, as many as the n-gram rows of the next token depend on."""

@@ -19,7 +19,7 @@ from civetta.errors import ReadFailed
 from civetta.ngram.layout import RowLocator
 from civetta.ngram.reader import open_reader
 from civetta.ngram.row_cache import RowCache
-from civetta.ngram.store import StoredRows, StoreStats
+from civetta.ngram.store import GIVEN_UP, StoredRows, StoreStats
 from civetta.ngram.table_files import TableFiles
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 128 << 20
 STALL_S = 60.0
 """A gather fails when no read of it ends for so long: a disk that is gone, not one that is slow."""
-_GIVEN_UP = "The read of n-gram rows was given up; send the request again."
 MOST_READS = 5
 """Of a gather whose files are touched meanwhile."""
 _GLANCE_S = 1.0  # how often a wait looks up, for Ctrl-C and for stalls
@@ -157,7 +156,7 @@ class DiskTicket:
     def wait(self) -> StoredRows:
         """The rows; once. Raises ReadFailed when they cannot be read, or after `cancel`."""
         if self._given_up:
-            raise ReadFailed(_GIVEN_UP)
+            raise ReadFailed(GIVEN_UP)
         if os.getpid() != self._pid:
             raise ReadFailed(
                 "The read of n-gram rows was begun before this process was forked; start it again."
@@ -217,4 +216,4 @@ class DiskTicket:
         if job.state == "failed":
             raise files.error(job.failure)
         if job.state == "cancelled":
-            raise ReadFailed(_GIVEN_UP)
+            raise ReadFailed(GIVEN_UP)

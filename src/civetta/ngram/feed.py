@@ -26,6 +26,7 @@ import torch
 
 from civetta.errors import ReadFailed
 from civetta.ngram.decode import RowDecoder
+from civetta.ngram.store import GIVEN_UP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ CHUNK_TOKENS_KEPT = 4 * 8192
 """Of longer pieces: the largest chunk of four prompts, or as many short prompts as that makes."""
 TOKENS_KEPT = 512
 
+Piece = tuple["Sequence[int]", "Sequence[int]"]
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -66,13 +68,17 @@ class _Part:
 
 
 class RowTicket:
-    """The rows of one piece, asked for and not taken."""
+    """The rows of one piece, asked for and not taken.
 
-    def __init__(self, parts: list[_Part]) -> None:
-        self.parts = parts
+    `piece` of a table in memory: ids and what comes before them. Nothing is read before it is needed.
+    """
+
+    def __init__(self, parts: list[_Part], piece: Piece | None = None) -> None:
+        self.parts, self.piece = parts, piece
 
     def cancel(self) -> None:
         """Give the rows up; any thread may."""
+        self.piece = None
         for part in list(self.parts):
             part.ticket.cancel()
 
@@ -91,7 +97,8 @@ class RowFeed:
     ) -> None:
         self.store = store
         self._hash = ngram_hash
-        self._prefetches = prefetch and store.placement == "disk"  # memory is read as it is needed
+        self._on_disk = store.placement == "disk"
+        self._prefetches = prefetch and self._on_disk  # memory is read as it is needed
         self._decoder = RowDecoder(store.layout, device=device or torch.device("cpu"), dtype=dtype)
         self._ahead: dict[bool, OrderedDict[Key, _Part]] = {
             True: OrderedDict(),
@@ -101,6 +108,8 @@ class RowFeed:
 
     def begin(self, ids: Sequence[int], history: Sequence[int]) -> RowTicket:
         """Ask for the rows of `ids`, which follow `history`; never waits for a disk."""
+        if not self._on_disk:
+            return RowTicket([], (ids, history[-self._hash.context :]))
         rows_TH = self._hash.row_ids(ids, history)
         keys = self._keys(ids, history)
         parts: list[_Part] = []
@@ -121,24 +130,37 @@ class RowFeed:
             raise
         return RowTicket(parts)
 
-    def take(self, ticket: RowTicket) -> torch.Tensor:
-        """Wait for the rows: dtype [T, heads * row_values], a token's rows side by side.
+    def take(self, *tickets: RowTicket) -> torch.Tensor:
+        """Wait for the rows: dtype [T, heads * row_values], a token's rows side by side, those of one
+        ticket after the other.
 
-        Raises ReadFailed; the ticket is spent either way.
+        Raises ReadFailed; the tickets are spent either way.
         """
         began_s = time.perf_counter()
+        parts = self._parts(tickets)
         try:
-            stored = [self._wait(part) for part in ticket.parts]
+            stored = [self._wait(part) for part in parts]
         except BaseException:
-            ticket.cancel()
+            for ticket in tickets:
+                ticket.cancel()
             raise
         finally:
             self._count(wait_s=time.perf_counter() - began_s)
-        rows = [
-            self._decoder.decode(found).view(len(part.rows_TH), -1)
-            for part, found in zip(ticket.parts, stored, strict=True)
-        ]
-        return torch.cat(rows) if len(rows) > 1 else rows[0]
+        tokens = sum(len(part.rows_TH) for part in parts)
+        return self._decoder.decode(*stored).view(tokens, -1)
+
+    def _parts(self, tickets: Sequence[RowTicket]) -> list[_Part]:
+        """What to wait for: parts asked for, or, of a table in memory, one gather for all pieces."""
+        if self._on_disk:
+            return [part for ticket in tickets for part in ticket.parts]
+        pieces = [ticket.piece for ticket in tickets if ticket.piece is not None]
+        if len(pieces) < len(tickets):
+            raise ReadFailed(GIVEN_UP)
+        for ticket in tickets:
+            ticket.piece = None
+        parts: list[_Part] = []
+        self._read_plainly(parts, self._hash.rows_of_pieces(pieces))
+        return parts
 
     def prefetch(self, ids: Sequence[int], history: Sequence[int]) -> None:
         """Read rows of tokens that are expected to follow `history`; an error shows at the claim."""

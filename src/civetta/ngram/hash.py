@@ -52,10 +52,29 @@ class NgramHash:
         Walking back from a token, the first EOS and everything older count as EOS; so does what
         lies before the sequence. A token that is EOS itself keeps its own context.
         """
-        past = [self.eos_token_id] * self.context + [int(x) for x in history]
-        tokens = np.concatenate([np.array(past[-self.context :]), np.asarray(ids)]).astype(
-            np.uint64
-        )
+        return self._hashed(self._line(ids, history))
+
+    def rows_of_pieces(
+        self, pieces: Sequence[tuple[Sequence[int] | NDArray[np.int64], Sequence[int]]]
+    ) -> NDArray[np.int64]:
+        """`row_ids` of pieces (ids, history), one after the other."""
+        lines = [self._line(ids, history) for ids, history in pieces]
+        kept = np.concatenate([np.arange(len(line)) >= self.context for line in lines])
+        rows: NDArray[np.int64] = self._hashed(np.concatenate(lines))[kept[self.context :]]
+        return rows
+
+    def _line(
+        self, ids: Sequence[int] | NDArray[np.int64], history: Sequence[int]
+    ) -> NDArray[np.uint64]:
+        """Tokens that `ids` depend on, as many as the context, and `ids`."""
+        past = [self.eos_token_id] * self.context + [int(x) for x in history[-self.context :]]
+        line = np.empty(self.context + len(ids), dtype=np.uint64)
+        line[: self.context] = past[-self.context :]
+        line[self.context :] = ids
+        return line
+
+    def _hashed(self, tokens: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Rows of all tokens but the first, which are context."""
         count, eos = len(tokens) - self.context, np.uint64(self.eos_token_id)
         cut = np.zeros(count, dtype=bool)
         mixed = tokens[self.context :] * np.uint64(self.multipliers[0])

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from civetta.errors import DeviceError, ReadFailed
-from civetta.ngram.store import StoredRows, StoreStats
+from civetta.ngram.store import GIVEN_UP, StoredRows, StoreStats
 from civetta.ngram.table_files import TableFiles
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ResidentTicket:
         """The rows; once. Raises ReadFailed after `cancel`."""
         table, self._table = self._table, None
         if table is None:
-            raise ReadFailed("The read of n-gram rows was given up; send the request again.")
+            raise ReadFailed(GIVEN_UP)
         where = torch.from_numpy(self._rows_N).to(table.device)
         return StoredRows(
             rows_N=self._rows_N, data_NB=table.index_select(0, where), back_M=self._back_M

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from civetta.ngram.layout import TableLayout
 
+GIVEN_UP = "The read of n-gram rows was given up; send the request again."
+"""What a claim says that was cancelled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRows:

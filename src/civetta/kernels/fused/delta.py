@@ -19,7 +19,13 @@ import torch
 import triton
 import triton.language as tl
 
-from civetta.kernels.fused.chunks import gated_norm_kernel, prepare_kernel, walk_kernel
+from civetta.kernels.fused.chunks import (
+    gated_norm_kernel,
+    prepare_few_kernel,
+    prepare_kernel,
+    walk_few_kernel,
+    walk_kernel,
+)
 from civetta.kernels.fused.launch import (
     BASE,
     FIRST,
@@ -46,7 +52,16 @@ STATE_COLS = 32
 LONG_STATE_COLS = 64
 """The same through many chunks: what all programs of a head read is then read half as often."""
 
-CONV_ROWS = 8
+FEW_STATE_COLS = {True: 32, False: 64}
+"""The same for launches of few rows, by whether it has at most two sessions."""
+
+NORM_HEADS = 8
+"""Heads of a program of the norm; two a warp, so that a thread takes 16 bytes."""
+
+FEW_PART = 64
+"""Columns of u and w that `prepare` makes at a time when rows are few."""
+
+CONV_ROWS = 16
 """Rows of a tile of the convolution when rows are many."""
 
 
@@ -80,6 +95,12 @@ class DeltaSizes:
     def channels(self) -> int:
         """Channels of the convolution: q, k and v."""
         return (2 * self.key_heads + self.value_heads) * self.width
+
+
+@triton.jit
+def _tapped(x, w, total):
+    """total + x times one tap a channel. x is a row's channel plus zero: so no zero is negative."""
+    return tl.fma(x.to(tl.float32), tl.load(w)[None, :] + tl.zeros(x.shape, tl.float32), total)
 
 
 @triton.jit(do_not_specialize=["T", "B"])
@@ -131,23 +152,32 @@ def conv_kernel(
         return
     a = tl.arange(0, A)
     c = head * A + a
-    total = tl.zeros((BT, A), dtype=tl.float32)
     ring = (state + CONV_AT).to(tl.pointer_type(u.dtype.element_ty))
-    for k in tl.static_range(TAPS):
-        back = TAPS - 1 - k
-        here = ok_t & (t - back >= first_row)
-        then = ok_t & (t - back < first_row) & (p - back >= 0)
-        new = tl.load(u + (t - back).to(tl.int64)[:, None] * u_stride + c[None, :],
-                      mask=here[:, None], other=0.0)  # fmt: skip
-        slot = (p - back + RING) % RING
-        old = tl.load(ring[:, None] + slot[:, None] * C + c[None, :],
-                      mask=then[:, None], other=0.0)  # fmt: skip
-        tap = tl.load(w + c * TAPS + k)
-        total = tl.fma(
-            new.to(tl.float32) + old.to(tl.float32),
-            tap[None, :] + tl.zeros((BT, A), dtype=tl.float32),
-            total,
-        )
+    inside = False
+    if BT > 1:  # the usual tile: all of its rows, and those before, are one session's new ones
+        t_0 = tl.program_id(0) * BT
+        b_0 = tl.load(rows + SESSION * T + t_0)
+        if t_0 + BT <= T:  # noqa: SIM102 - Triton wants scalars nested
+            if b_0 >= 0:
+                same = tl.load(rows + SESSION * T + t_0 + BT - 1) == b_0
+                inside = same & (t_0 - (TAPS - 1) >= tl.load(sessions + FIRST_ROW * B + b_0))
+    total = tl.zeros((BT, A), dtype=tl.float32)
+    if inside:
+        p_u = u + t.to(tl.int64)[:, None] * u_stride + c[None, :]
+        for k in tl.static_range(TAPS):
+            new = tl.load(p_u - (TAPS - 1 - k) * u_stride)
+            total = _tapped(new + tl.zeros(new.shape, new.dtype), w + c * TAPS + k, total)
+    else:
+        for k in tl.static_range(TAPS):
+            back = TAPS - 1 - k
+            here = ok_t & (t - back >= first_row)
+            then = ok_t & (t - back < first_row) & (p - back >= 0)
+            new = tl.load(u + (t - back).to(tl.int64)[:, None] * u_stride + c[None, :],
+                          mask=here[:, None], other=0.0)  # fmt: skip
+            slot = (p - back + RING) % RING
+            old = tl.load(ring[:, None] + slot[:, None] * C + c[None, :],
+                          mask=then[:, None], other=0.0)  # fmt: skip
+            total = _tapped(new + old, w + c * TAPS + k, total)
     y = (total * sigmoid32(total)).to(mixed.dtype.element_ty)
     tl.store(mixed + t.to(tl.int64)[:, None] * C + c[None, :], y, mask=ok_t[:, None])
     if APPEND:
@@ -261,9 +291,10 @@ def delta(
         )  # fmt: skip
         push(batch, u_TC, at.conv, sizes.ring)
     y = torch.empty((t, v * a), dtype=dtype, device=device)
-    gated_norm_kernel[(t, v)](
-        o, z_TX, gain_A, y, rows, t, z_TX.stride(0), eps, V=v, A=a, num_warps=1
-    )
+    gated_norm_kernel[(t, -(-v // NORM_HEADS))](
+        o, z_TX, gain_A, y, rows, t, z_TX.stride(0), eps, V=v, A=a, HEADS=NORM_HEADS,
+        num_warps=max(1, NORM_HEADS // 2),
+    )  # fmt: skip
     return y
 
 
@@ -282,18 +313,29 @@ def _walked(
     exact = precision(torch.float32, device)
     if exact == "tf32x3" and dtype != torch.float32:
         exact = "tf32"  # the rows themselves are rounded more coarsely
+    o = torch.empty((t, v, a), dtype=dtype, device=device)
     chunks = -(-(GDN_CHUNK + 15 + batch.most_rows) // GDN_CHUNK)
     u = torch.empty((b, v, chunks, GDN_CHUNK, a), dtype=torch.float32, device=device)
     w = torch.empty_like(u)
     p = torch.empty((b, v, chunks, GDN_CHUNK, GDN_CHUNK), dtype=torch.float32, device=device)
     decay = torch.empty((b, v, chunks, GDN_CHUNK), dtype=torch.float32, device=device)
+    if batch.in_place and dtype != torch.float32:  # in float32 the short forms round differently
+        prepare_few_kernel[(chunks, v, b)](
+            mixed, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
+            H=h, V=v, A=a, PART=min(FEW_PART, a), TILED=sizes.tiled, EXACT=exact, num_warps=4,
+        )  # fmt: skip
+        cols = min(FEW_STATE_COLS[b <= 2], a)
+        moved = torch.empty((b, v, a, a), dtype=torch.float32, device=device)
+        walk_few_kernel[(a // cols, v, b)](
+            mixed, u, w, p, decay, moved, o, sessions, b, chunks, at.state, at.k,
+            H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4, num_stages=1,
+        )  # fmt: skip
+        return o
     prepare_kernel[(chunks, v, b)](
         mixed, log_decay, beta, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
         H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=4,
     )  # fmt: skip
-    o = torch.empty((t, v, a), dtype=dtype, device=device)
-    few = batch.in_place or dtype == torch.float32
-    cols = min(STATE_COLS if few else LONG_STATE_COLS, a)
+    cols = min(STATE_COLS if dtype == torch.float32 else LONG_STATE_COLS, a)
     walk_kernel[(a // cols, v, b)](
         mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
         H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,

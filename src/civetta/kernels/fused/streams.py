@@ -16,14 +16,16 @@ import torch
 import triton
 import triton.language as tl
 
+from civetta.kernels.matmul.product import part_sum
 from civetta.kernels.matmul.tiling import (
     FEW_ROWS,
+    last_rows,
     precision,
     recipe_on,
     tile_rows_for,
     warps_without_copies,
 )
-from civetta.kernels.matmul.triton import part_sum, planes_of, product
+from civetta.kernels.matmul.triton import planes_of, product
 from civetta.kernels.packed import TILE
 from civetta.kernels.residual.triton import sigmoid32
 
@@ -35,8 +37,11 @@ if TYPE_CHECKING:
 ENTER_ROWS = 8
 """Rows of a program of `enter` when rows are many."""
 
-ENTER_WARPS = 8
+ENTER_WARPS = 4
 """Warps of a program of `enter`; fewer when a stream has fewer columns than these have threads."""
+
+MIX_STAGES = 6
+"""Steps of the short product of `mix` that are asked for at once when rows are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +112,22 @@ def enter_kernel(
 
     Gains and the strengths' weights are read once for all rows; LANES >= S is a power of two.
     x is read, written and used further, so no column may have two threads (`warps_without_copies`).
+    The streams of a row run beside each other and read y once.
     """
-    j = tl.program_id(1)
-    c, i = tl.arange(0, BLOCK), tl.arange(0, LANES)
+    j = tl.program_id(0)
+    i = tl.arange(0, LANES)
+    # four columns a thread everywhere: 16-bit stores would want eight, and rows move between threads
+    c = tl.max_contiguous(tl.arange(0, BLOCK), 4)
     ok = c < D
     b_gain = tl.load(gain + j * D + c, mask=ok, other=0.0)
+    w = b_gain[None, :]
     if INJECT:
         w = tl.load(w_inject + (i[:, None] * S + j) * D + c[None, :],
                     mask=(i < S)[:, None] & ok[None, :], other=0.0)  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    first = tl.program_id(1).to(tl.int64) * ROWS
     for t in range(first, tl.minimum(first + ROWS, T)):
-        at = (t * S + j) * D + c
-        b_x = tl.load(x + at, mask=ok, other=0.0)
+        at = (t * S + j) * D
+        b_x = tl.load(x + at + c, mask=ok, other=0.0)
         if WRITE:
             raw = 0.0
             for n in tl.static_range(S):
@@ -126,10 +135,10 @@ def enter_kernel(
             strength = 2.0 * sigmoid32(raw / S)
             b_y = combined(y, weights, shared, shared_mix, t, c, ok, mix_stride, D, M, SHARED)
             b_x = tl.fma(b_y, strength + tl.zeros(c.shape, tl.float32), b_x)
-            tl.store(x + at, b_x, mask=ok)
+            tl.store(x + at + c, b_x, mask=ok)
         b_scale = tl.rsqrt(tl.sum(b_x * b_x, axis=0) / D + eps)
         b_n = b_x * b_scale * b_gain
-        tl.store(normed + at, b_n.to(normed.dtype.element_ty), mask=ok)
+        tl.store(normed + at + c, b_n.to(normed.dtype.element_ty), mask=ok)
         tl.store(scale + t * S + j, b_scale)
         if INJECT:
             tl.store(inject_out + (t * S + j) * S + i, tl.sum(b_n[None, :] * w, axis=1), mask=i < S)
@@ -156,7 +165,7 @@ def enter(
             mix_stride = mix.stride(0)
     each = 1 if rows <= FEW_ROWS else ENTER_ROWS
     block = triton.next_power_of_2(width)
-    enter_kernel[(-(-rows // each), streams)](
+    enter_kernel[(streams, -(-rows // each))](
         x_TSD, y, weights, shared, mix, x_TSD if written is None else written.inject,
         w.gain_SD, x_TSD if w.inject is None else w.inject, normed, scale,
         scale if inject is None else inject, mix_stride, eps, rows, D=width, S=streams, M=slots,
@@ -183,6 +192,14 @@ def settle(written: Written) -> Written:
     return Written(y=y_TD, inject=written.inject)
 
 
+@triton.jit
+def _normed(x, scale, gain, at, t, j, c, ok_t, ok_c, D, S: tl.constexpr):
+    """What makes the norm of stream j: x [C, T], scales [T], gains [C]."""
+    b_x = tl.load(x + at, mask=ok_c[:, None] & ok_t[None, :], other=0.0)
+    b_scale = tl.load(scale + t * S + j, mask=ok_t, other=0.0)
+    return b_x, b_scale, tl.load(gain + j * D + c, mask=ok_c, other=0.0)
+
+
 @triton.jit(do_not_specialize=["T"])
 def mix_kernel(
     m, x, scale, gain, h, parts, counters, codes, high, step, minimum, d, dmin, table, T, D,
@@ -190,10 +207,12 @@ def mix_kernel(
     BITS: tl.constexpr, CODE: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr,
     SCALE: tl.constexpr, SPAN: tl.constexpr, LOW: tl.constexpr, PRECISE: tl.constexpr,
     STEPS: tl.constexpr, SPLIT: tl.constexpr,
+    LAST: tl.constexpr,
 ):  # fmt: skip
     """Mean over streams, in order, of sigmoid(up m) * norm: one tile of columns and rows.
 
-    SPLIT: a program takes one stream, and the last to finish adds them.
+    SPLIT: a program takes one stream, and the last to finish adds them for the tile's LAST rows, which
+    are all there are.
     """
     i_n = tl.program_id(0)
     c = i_n * 64 + tl.arange(0, 64)
@@ -209,14 +228,19 @@ def mix_kernel(
         last = first + 1
     for j in range(first, last):
         tile = (j * TILES + i_n).to(tl.int64)
-        gate = part_sum(
-            m, i_m, codes, high, step, minimum, d, dmin, table, tile, 0, K, 1, ok_t,
-            K, 1, BM, KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, False, STEPS,
-        )  # fmt: skip
         at = (t.to(tl.int64) * S + j)[None, :] * D + c[:, None]
-        b_x = tl.load(x + at, mask=mask, other=0.0)
-        b_scale = tl.load(scale + t * S + j, mask=ok_t, other=0.0)
-        b_gain = tl.load(gain + j * D + c, mask=ok_c, other=0.0)
+        if SPLIT:  # asked for before the product; many rows have no registers for it
+            b_x, b_scale, b_gain = _normed(x, scale, gain, at, t, j, c, ok_t, ok_c, D, S)
+            gate = part_sum(
+                m, i_m, codes, high, step, minimum, d, dmin, table, tile, 0, K, 1, ok_t, K, 1, BM,
+                KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, False, STEPS,
+            )  # fmt: skip
+        else:
+            gate = part_sum(
+                m, i_m, codes, high, step, minimum, d, dmin, table, tile, 0, K, 1, ok_t, K, 1, BM,
+                KP, BITS, CODE, OFFSET, GROUP, SCALE, SPAN, LOW, PRECISE, False, STEPS,
+            )  # fmt: skip
+            b_x, b_scale, b_gain = _normed(x, scale, gain, at, t, j, c, ok_t, ok_c, D, S)
         # the product is rounded by itself, also where it is added at once
         total += tl.fma(sigmoid32(gate), b_x * b_scale[None, :] * b_gain[:, None], zero)
     own = t.to(tl.int64)[None, :] * D + c[:, None]
@@ -228,7 +252,10 @@ def mix_kernel(
         if done < S - 1:
             return
         tl.store(counters + counter, 0)
-        total = zero
+        t = tl.program_id(1) * BM + tl.arange(0, LAST)
+        mask = ok_c[:, None] & (t < T)[None, :]
+        own = t.to(tl.int64)[None, :] * D + c[:, None]
+        total = tl.zeros((64, LAST), dtype=tl.float32)
         p_part = parts + own
         for _ in tl.static_range(S):
             total += tl.load(p_part, mask=mask, other=0.0, cache_modifier=".cg")
@@ -248,7 +275,7 @@ def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tens
     parts = h_TD
     if split:
         parts = torch.empty((streams, rows, width), dtype=torch.float32, device=device)
-    r, exact = recipe_on(w.up.recipe, device), precision(dtype, device)
+    r, exact = recipe_on(w.up.recipe, device, dtype), precision(dtype, device)
     assert w.up.experts == streams
     assert w.up.rows == width
     grid = (-(-width // TILE), -(-rows // tile_m), streams if split else 1)
@@ -257,6 +284,7 @@ def mix(x_TSD: Tensor, entered: Entered, w: PackedHyper, counts: Tensor) -> Tens
         *planes_of(w.up, m_TR), rows, width, K=rank, S=streams, TILES=w.up.tiles, BM=tile_m,
         KP=w.up.padded_cols, BITS=r.bits, CODE=r.code, OFFSET=r.offset, GROUP=r.group,
         SCALE=r.scale, SPAN=r.span, LOW=r.low, PRECISE=exact, STEPS=1, SPLIT=split,
-        num_warps=4, num_stages=3 if split else 1,
+        LAST=last_rows(rows, tile_m), num_warps=4,
+        num_stages=MIX_STAGES if split else 1,
     )  # fmt: skip
     return h_TD

@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from civetta.kernels.matmul.halves import byte_pairs, k_steps, nibble_pairs, raised_codes, twice
+
 
 @triton.jit
 def _units(p, tile, k, left, S: tl.constexpr, NT: tl.constexpr, COLS: tl.constexpr,
@@ -138,9 +140,12 @@ def _spans(p, tile, k, left, H: tl.constexpr, S: tl.constexpr, NT: tl.constexpr,
 def _scaled(
     v, scale, minimum, d, dmin, tile, k, left, H: tl.constexpr, S: tl.constexpr,
     NT: tl.constexpr, KP: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr,
-    SPAN: tl.constexpr, LOW: tl.constexpr,
+    SPAN: tl.constexpr, LOW: tl.constexpr, ABOVE: tl.constexpr,
 ):  # fmt: skip
-    """Codes [S, P, 2, L, c, b] of outputs h = H times their step, plus their low."""
+    """Codes [S, P, 2, L, c, b] of outputs h = H, ABOVE too large, times their step, plus their low.
+
+    The low of codes that are too large is smaller, rounded to float32: for operands of 16 bits.
+    """
     step = _spans(d, tile, k, left, H, S, NT, SPAN, KP)
     E4M3: tl.constexpr = (SCALE == "fp8") | (SCALE == "fp8 bits")
     if E4M3:
@@ -158,6 +163,9 @@ def _scaled(
             else:
                 low = _spans(dmin, tile, k, left, H, S, NT, SPAN, KP)
                 low = -low * _scales(minimum, tile, k, left, H, S, NT, GROUP, "uint8", KP)
+            if ABOVE != 0:
+                less = step * -ABOVE
+                low = tl.reshape(less, less.shape[:4]) + low
             low = low[:, :, :, :, None, None]
             return tl.fma(v, tl.broadcast_to(step, v.shape), tl.broadcast_to(low, v.shape))
 
@@ -206,6 +214,43 @@ def _arranged(v, S: tl.constexpr, NT: tl.constexpr):
 
 
 @triton.jit
+def _woven(v00, v01, v10, v11, S: tl.constexpr, NT: tl.constexpr):
+    """Numbers (b) of (c, h) = 00, 01, 10, 11, [S, P, j1, j0, b] each: [64 NT, 64 S]."""
+    v = tl.join(tl.join(v00, v01), tl.join(v10, v11))  # (.., b, h, c)
+    return _arranged(tl.permute(v, (0, 1, 2, 3, 6, 5, 4)), S, NT)
+
+
+@triton.jit
+def _byte_tile(codes, d, tile, k, left, S: tl.constexpr, NT: tl.constexpr, KP: tl.constexpr,
+               SPAN: tl.constexpr):  # fmt: skip
+    """Q8_0 in pairs of float16."""
+    P: tl.constexpr = NT * 128
+    b = tl.reshape(_units(codes, tile, k, left, S, NT, 32, 4, KP), (S, 2, P, 4))
+    b = tl.reshape(tl.permute(b, (0, 2, 1, 3)), (S, P, 2, 2, 2))
+    step = _steps(d, tile, k, left, S, NT, SPAN, KP, 32, 0)
+    v0, v1 = byte_pairs(b, twice(step, 0), twice(step, 1))  # [S, P, j1, j0, c, b]
+    v = tl.permute(tl.join(v0, v1), (0, 1, 2, 3, 4, 6, 5))
+    return _arranged(v, S, NT)
+
+
+@triton.jit
+def _nibble_tile(codes, scale, minimum, d, dmin, tile, k, left, S: tl.constexpr,
+                 NT: tl.constexpr, KP: tl.constexpr, GROUP: tl.constexpr,
+                 SPAN: tl.constexpr):  # fmt: skip
+    """Q4_K in pairs of float16."""
+    P: tl.constexpr = NT * 128
+    b = tl.reshape(_units(codes, tile, k, left, S, NT, 64, 4, KP), (S, P, 2, 2))
+    step = _steps(d, tile, k, left, S, NT, SPAN, KP, 32, 0)
+    less = _steps(dmin, tile, k, left, S, NT, SPAN, KP, 32, 0) ^ -2147450880
+    scales = _steps(scale, tile, k, left, S, NT, 2 * GROUP, KP, 32, 0)
+    minima = _steps(minimum, tile, k, left, S, NT, 2 * GROUP, KP, 32, 0)
+    a0, b0, l0 = k_steps(scales, minima, twice(less, 0), S, P, 0)
+    a1, b1, l1 = k_steps(scales, minima, twice(less, 1), S, P, 1)
+    v00, v01, v10, v11 = nibble_pairs(b, a0, b0, a1, b1, twice(step, 0), twice(step, 1), l0, l1)
+    return _woven(v00, v01, v10, v11, S, NT)
+
+
+@triton.jit
 def weight_tile(
     codes, high, scale, minimum, d, dmin, table, tile, k, left, S: tl.constexpr,
     NT: tl.constexpr, KP: tl.constexpr, BITS: tl.constexpr, CODE: tl.constexpr,
@@ -225,7 +270,12 @@ def weight_tile(
             b = _units(codes, tile, k, left, S, NT, 16, 8, KP)
             b = tl.permute(tl.reshape(b, (S, 4, P, 8)), (0, 2, 1, 3))
         return _arranged(b, S, NT)
+    elif CODE == "int8 pairs":
+        return _byte_tile(codes, d, tile, k, left, S, NT, KP, SPAN)
+    elif CODE == "linear pairs":
+        return _nibble_tile(codes, scale, minimum, d, dmin, tile, k, left, S, NT, KP, GROUP, SPAN)
     else:
+        ABOVE: tl.constexpr = 128.0 if CODE == "linear raised" else 0.0
         if BITS == 8:
             b = _units(codes, tile, k, left, S, NT, 32, 4, KP)
             b = tl.permute(tl.reshape(b, (S, 2, P, 4)), (0, 2, 1, 3))
@@ -234,6 +284,14 @@ def weight_tile(
             v1 = tl.join(_byte(b, 2, KIND), _byte(b, 3, KIND))
             v0 = tl.reshape(v0, (S, P, 2, 2, 2, 2))
             v1 = tl.reshape(v1, (S, P, 2, 2, 2, 2))
+        elif CODE == "linear raised":
+            b = tl.reshape(_units(codes, tile, k, left, S, NT, 64, 4, KP), (S, P, 2, 2))
+            s = tl.reshape(_units(high, tile, k, left, S, NT, 64, 1, KP), (S, P))
+            even = tl.join(tl.join(s << 4, s << 2), tl.join(s << 3, s << 1))
+            odd = tl.join(tl.join(s, s >> 2), tl.join(s >> 1, s >> 3))
+            n0, n1, n2, n3, n4, n5, n6, n7 = raised_codes(b, even, odd)
+            v0 = tl.join(tl.join(n0, n4), tl.join(n1, n5)).to(tl.float32, bitcast=True)
+            v1 = tl.join(tl.join(n2, n6), tl.join(n3, n7)).to(tl.float32, bitcast=True)
         else:
             b = tl.reshape(_units(codes, tile, k, left, S, NT, 64, 4, KP), (S, P, 2, 2))
             low = b
@@ -250,8 +308,8 @@ def weight_tile(
             v0 = _four(b, low, above, table, 0, CODE, OFFSET, BITS)
             v1 = _four(b, low, above, table, 1, CODE, OFFSET, BITS)
         v0 = _scaled(v0, scale, minimum, d, dmin, tile, k, left, 0, S, NT, KP, GROUP, SCALE, SPAN,
-                     LOW)  # fmt: skip
+                     LOW, ABOVE)  # fmt: skip
         v1 = _scaled(v1, scale, minimum, d, dmin, tile, k, left, 1, S, NT, KP, GROUP, SCALE, SPAN,
-                     LOW)  # fmt: skip
+                     LOW, ABOVE)  # fmt: skip
         # [S, P, j1, j0, c, b, h] to [.., c, h, b]
         return _arranged(tl.permute(tl.join(v0, v1), (0, 1, 2, 3, 4, 6, 5)), S, NT)

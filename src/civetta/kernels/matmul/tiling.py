@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from civetta.kernels.packed_fields import RECIPES
+
 if TYPE_CHECKING:
     from civetta.kernels.packed import PackedWeight
     from civetta.kernels.packed_fields import Recipe
+
+PAIRED = (RECIPES["Q8_0"], RECIPES["Q4_K"])
+"""Recipes that float16 operands on NVIDIA decode in pairs."""
+
+RAISED = (RECIPES["Q5_1"], RECIPES["Q5_K"])
+"""Recipes whose codes operands of 16 bits on NVIDIA decode as 128 + code."""
 
 FEW_ROWS = 64
 """Up to so many rows, the parts of the inner dimension run beside each other."""
@@ -67,7 +75,8 @@ def tiling(w: PackedWeight, *, rows: int, exact: bool, wide: bool) -> Tiling:
     if wide:
         return Tiling(tiles=2, steps=1, warps=8, stages=3)
     if rows <= FEW_ROWS:
-        return Tiling(tiles=1, steps=2, warps=4, stages=3)
+        long = part_cols(w) == w.cols and w.cols % PART_UNIT == 0
+        return Tiling(tiles=1, steps=4 if long else 2, warps=4, stages=3)
     if w.experts > 1:
         return Tiling(tiles=2, steps=1, warps=4, stages=3)
     return Tiling(tiles=2, steps=1, warps=8, stages=3)
@@ -88,6 +97,11 @@ def tile_rows_for(rows: int) -> int:
     return 32 if rows <= 32 else 64 if rows <= 48 else 128
 
 
+def last_rows(rows: int, tile_rows: int) -> int:
+    """Rows of the tile that adds up parts: no matrix unit asks for 16 there."""
+    return 1 if rows == 1 else min(8 if rows <= 8 else tile_rows, tile_rows)
+
+
 def warps_without_copies(elements: int, most: int) -> int:
     """Warps, at most `most`, among whose threads each of `elements` (a power of two) has one holder.
 
@@ -106,8 +120,15 @@ def registers_of(tiles: Tiling, device: torch.device) -> dict[str, int]:
     return {"maxnreg": tiles.registers}
 
 
-def recipe_on(recipe: Recipe, device: torch.device) -> Recipe:
-    """The recipe as the kernels take it: "fp8" is "fp8 bits" where the card has no such conversion."""
+def recipe_on(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Recipe:
+    """The recipe as the kernels take it for operands of `dtype`: "fp8" is "fp8 bits" where the card
+    has no such conversion, "int8" and "linear" are "int8 pairs" and "linear pairs" where numbers of
+    float16 are decoded two at a time (halves.py)."""
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    if nvidia and dtype == torch.float16 and recipe in PAIRED:
+        return replace(recipe, code=f"{recipe.code} pairs")
+    if nvidia and dtype.itemsize == 2 and recipe in RAISED:
+        return replace(recipe, code="linear raised")
     if "fp8" not in {recipe.code, recipe.scale} or converts_e4m3(device):
         return recipe
     code, scale = ("fp8 bits" if kind == "fp8" else kind for kind in (recipe.code, recipe.scale))

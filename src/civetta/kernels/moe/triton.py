@@ -26,25 +26,29 @@ if TYPE_CHECKING:
 @triton.jit
 def route_kernel(logits, ids, weights, stride, M: tl.constexpr, E: tl.constexpr,
                  BLOCK: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
-    """Softmax of one row and its M best, ties to the lower id, weights scaled to sum 1."""
+    """Softmax of one row and its M best, ties to the lower id, weights scaled to sum 1.
+
+    Probabilities are not negative: their bits order as they do, and the id below them breaks ties.
+    """
     t = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     ok = e < E
     b = tl.load(logits + t * stride + e, mask=ok, other=float("-inf"))
     p = tl.exp(b - tl.max(b, axis=0))
     p = p / tl.sum(p, axis=0)
-    left = tl.where(ok, p, -1.0)
+    key = (p.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (E - 1 - e).to(tl.int64)
+    left = tl.where(ok, key, -1)
     slot = tl.arange(0, SLOTS)
     chosen = tl.zeros((SLOTS,), dtype=tl.int64)
     value = tl.zeros((SLOTS,), dtype=tl.float32)
     total = 0.0
     for j in tl.static_range(M):
         best = tl.max(left, axis=0)
-        winner = tl.min(tl.where(left == best, e, E - 1), axis=0)
-        left = tl.where(e == winner, -1.0, left)
-        chosen = tl.where(slot == j, winner.to(tl.int64), chosen)
-        value = tl.where(slot == j, best, value)
-        total += best
+        left = tl.where(left == best, -1, left)
+        share = (best >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        chosen = tl.where(slot == j, E - 1 - (best & 0xFFFFFFFF), chosen)
+        value = tl.where(slot == j, share, value)
+        total += share
     tl.store(ids + t * M + slot, chosen, mask=slot < M)
     tl.store(weights + t * M + slot, value / total, mask=slot < M)
 
@@ -59,7 +63,7 @@ def route(logits_TE: Tensor, experts_a_token: int) -> tuple[Tensor, Tensor]:
     route_kernel[(rows,)](
         logits, ids, weights, logits.stride(0), M=experts_a_token, E=experts,
         BLOCK=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(experts_a_token),
-        num_warps=4 if experts > 64 else 1,
+        num_warps=1,
     )  # fmt: skip
     return ids, weights
 

@@ -12,10 +12,10 @@ from civetta.kernels.fused import launch
 from civetta.kernels.fused.attend import Angles, Pages, attend
 from civetta.kernels.fused.attention import AttentionSizes
 from civetta.kernels.fused.delta import DeltaPlaces, DeltaSizes, delta
-from civetta.kernels.fused.mixture import mixture
+from civetta.kernels.fused.mixture import DIRECT_ROWS, mixture
 from civetta.kernels.fused.ngram import ngram_layer
 from civetta.kernels.fused.streams import Written, enter, mix, settle
-from civetta.kernels.matmul.triton import product
+from civetta.kernels.matmul.triton import Product, product, two_products
 from civetta.model.gpu.weights import GpuGdn
 from civetta.model.rope import RopeTable
 from civetta.state.device_state import DeviceLayout
@@ -174,9 +174,8 @@ class GpuLayers:
         return mix(at.x_TSD, entered, hyper, batch.counts), entered.inject
 
     def _gdn(self, batch: Batch, w: GpuGdn, h_TD: Tensor, index: int) -> Tensor:
-        proj = self._product(batch, h_TD, w.proj, self.dtype)
         gates = torch.empty((len(h_TD), w.gates.rows), dtype=torch.float32, device=self.device)
-        product(h_TD, w.gates, gates, batch.counts, wide=True)
+        proj = self._beside(batch, w.proj, Product(x_TK=h_TD, w=w.gates, y_MN=gates, wide=True))
         part = {name: place.at for name, place in self.layout.gdn[index].items()}
         places = DeltaPlaces(
             state=part["s"],
@@ -205,14 +204,16 @@ class GpuLayers:
         self, batch: Batch, w: GpuQsa, h_TD: Tensor, angles: Angles, pool: PagePool, index: int
     ) -> Tensor:
         layer = pool.layers[index]
+        raw = torch.empty((len(h_TD), w.index.rows), dtype=self.dtype, device=self.device)
+        proj = self._beside(batch, w.proj, Product(x_TK=h_TD, w=w.index, y_MN=raw))
         return attend(
             batch,
             self.attention_sizes,
             Pages(k=layer.k, v=layer.v, raw=layer.index_raw, key=layer.index_key),
             angles,
             w.gains,
-            self._product(batch, h_TD, w.proj, self.dtype),
-            self._product(batch, h_TD, w.index, self.dtype),
+            proj,
+            raw,
             self.config.rms_eps,
         )
 
@@ -231,6 +232,18 @@ class GpuLayers:
             place=self.layout.ple.at,
             ring=self.layout.ple_ring,
         )
+
+    def _beside(self, batch: Batch, w: PackedWeight, small: Product) -> Tensor:
+        """The product of `small`'s rows with w, and `small` itself: for few rows in one launch."""
+        x_TK = small.x_TK
+        y_TN = torch.empty((len(x_TK), w.rows), dtype=self.dtype, device=self.device)
+        both = (Product(x_TK=x_TK, w=w, y_MN=y_TN), small)
+        if len(x_TK) <= DIRECT_ROWS:
+            two_products(*both, batch.counts)
+        else:
+            for one in both:
+                product(one.x_TK, one.w, one.y_MN, batch.counts, wide=one.wide)
+        return y_TN
 
     def _product(self, batch: Batch, x_TK: Tensor, w: PackedWeight, dtype: torch.dtype) -> Tensor:
         y_TN = torch.empty((len(x_TK), w.rows), dtype=dtype, device=self.device)

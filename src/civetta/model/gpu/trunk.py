@@ -2,8 +2,8 @@
 
 The host writes two small tables a launch (kernels/fused/launch.py) and copies them in one go; no
 kernel argument depends on what is in them. So a launch of the same size, whatever its sequences and
-positions, is a replay: graph A up to the n-gram layer, then its rows, then graph B. The first launch
-of a size runs kernel by kernel, which compiles them; the second is captured.
+positions, is a replay: a graph up to the n-gram layer, its rows, then graphs of a few layers each. The
+first launch of a size runs kernel by kernel, which compiles them; the second is captured.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 GRAPH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 GRAPH_ROWS = GRAPH_SIZES[-1]
 GRAPHS_KEPT = 48
+GRAPH_LAYERS = 8
+"""Layers of a graph: while it runs, the host launches the next one."""
 LEAST_TABLE_TOKENS = 4096
 
 
@@ -175,16 +177,16 @@ class GpuTrunk(Trunk):
         tickets: Sequence[RowTicket],
         pieces: Sequence[Piece],
     ) -> None:
-        """Both graphs of a size; captures them first if that was not done."""
+        """All graphs of a size; captures them first if that was not done."""
         pool = spans[0].session.pool
-        if graph.second is None or graph.pages is not pool:
+        if not graph.behind or graph.pages is not pool:
             self._capture(graph, pool)
-        assert graph.second is not None
-        if graph.first is not None:
-            graph.first.replay()
+        if graph.before is not None:
+            graph.before.replay()
             rows_TE = self._ngram_rows(tickets, pieces)
             graph.rows_TE[: len(rows_TE)].copy_(rows_TE)
-        graph.second.replay()
+        for part in graph.behind:
+            part.replay()
 
     def _capture(self, graph: Captured, pool: PagePool) -> None:
         layers, batch, c = self._layers, graph.tables.batch, self.config
@@ -195,17 +197,22 @@ class GpuTrunk(Trunk):
         graph.pages = pool
         at: Progress | None = None
         if c.ple is not None:
-            graph.first = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph.first, pool=self._graphs.memory):
+            graph.before = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph.before, pool=self._graphs.memory):
                 at = layers.run(batch, layers.begin(batch), pool, 0, layers.ngram_at)
-        graph.second = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph.second, pool=self._graphs.memory):
-            if at is None:
-                at = layers.begin(batch)
-            else:
-                at = layers.ngram(batch, at, graph.rows_TE)
-            at = layers.run(batch, at, pool, layers.ngram_at)
-            layers.finish(at, None, self._counts, graph.logits)
+        graph.behind = []
+        for start in range(layers.ngram_at, c.layers, GRAPH_LAYERS):
+            stop = min(start + GRAPH_LAYERS, c.layers)
+            graph.behind.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graph.behind[-1], pool=self._graphs.memory):
+                if at is None:
+                    at = layers.begin(batch)
+                elif start == layers.ngram_at:
+                    at = layers.ngram(batch, at, graph.rows_TE)
+                at = layers.run(batch, at, pool, start, stop)
+                if stop == c.layers:
+                    layers.finish(at, None, self._counts, graph.logits)
+        assert at is not None
         graph.kept = at
         graph.x_TSD = at.x_TSD
 
@@ -290,8 +297,8 @@ class Captured:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self.first: torch.cuda.CUDAGraph | None = None
-        self.second: torch.cuda.CUDAGraph | None = None
+        self.before: torch.cuda.CUDAGraph | None = None  # up to the n-gram layer
+        self.behind: list[torch.cuda.CUDAGraph] = []
         self.pages: PagePool | None = None
         self.kept: Progress | None = None
         self.rows_TE = self.logits = self.x_TSD = torch.zeros(0)
