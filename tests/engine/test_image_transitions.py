@@ -18,6 +18,7 @@ import pictures
 import tiny_vision
 from civetta.chat.image_source import bytes_part
 from civetta.chat.message import Conversation, Message, TextPart
+from civetta.decode import lengths
 from civetta.engine.client import ChatClient, ReplyOptions
 from civetta.types import SamplingOverrides
 from engine.drafting import Bench, replies
@@ -86,6 +87,14 @@ class Watched:
             gc.enable()
         calls = {name: n for name, n in self.calls.items() if any(word in name for word in OURS)}
         return Counter(calls), reply["ids"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def costs_that_stay():
+    """What a round costs is not fitted again: that falls on every so many launches, whatever they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lengths, "REFIT_EVERY", 1 << 30)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -238,6 +238,8 @@ COSTS: dict[str, Callable[[Mapping[str, Any]], Cost]] = {
     "prepare_kernel": _prepare,
     "walk_kernel": _walk,
     "prepare_few_kernel": _prepare,
+    "prepare_float32_kernel": _prepare,
+    "walk_float32_kernel": _walk,
     "walk_few_kernel": _walk,
     "gated_norm_kernel": _gated_norm,
     "keep_kernel": _kept,

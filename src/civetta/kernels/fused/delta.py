@@ -1,7 +1,8 @@
 """Gated delta rule over the sequences of a launch, with their state in place (model.md E.2).
 
 Convolution and gates make the new rows; `prepare` inverts the triangular system of every chunk of
-64 rows; `walk` carries the state through a head's chunks (both in chunks.py). Chunks begin at
+64 rows; `walk` carries the state through a head's chunks (both in chunks.py, in float32 in
+chunks_float32.py). Chunks begin at
 multiples of 64 of the sequence, so a row re-enters the chunk that it would have had in any other
 launch (design.md section 2). Rows since the state's position are kept: row p of a sequence whose
 state stands at B lies in place B mod 128 + p - B. When the state moves on by a chunk the rows behind
@@ -26,6 +27,7 @@ from civetta.kernels.fused.chunks import (
     walk_few_kernel,
     walk_kernel,
 )
+from civetta.kernels.fused.chunks_float32 import prepare_float32_kernel, walk_float32_kernel
 from civetta.kernels.fused.launch import (
     BASE,
     FIRST,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
 CHUNK = tl.constexpr(GDN_CHUNK)
 STATE_COLS = 32
-"""Columns of the state that one program carries."""
+"""Columns of the state that one program carries in float32."""
 
 LONG_STATE_COLS = 64
 """The same through many chunks: what all programs of a head read is then read half as often."""
@@ -319,7 +321,19 @@ def _walked(
     w = torch.empty_like(u)
     p = torch.empty((b, v, chunks, GDN_CHUNK, GDN_CHUNK), dtype=torch.float32, device=device)
     decay = torch.empty((b, v, chunks, GDN_CHUNK), dtype=torch.float32, device=device)
-    if batch.in_place and dtype != torch.float32:  # in float32 the short forms round differently
+    if dtype == torch.float32:
+        prepare_float32_kernel[(chunks, v, b)](
+            mixed, log_decay, beta, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
+            H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=4,
+        )  # fmt: skip
+        cols = min(STATE_COLS, a)
+        walk_float32_kernel[(a // cols, v, b)](
+            mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
+            H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
+            num_stages=1 if exact == "tf32x3" else 2,  # three products fill the shared memory
+        )  # fmt: skip
+        return o
+    if batch.in_place:
         prepare_few_kernel[(chunks, v, b)](
             mixed, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
             H=h, V=v, A=a, PART=min(FEW_PART, a), TILED=sizes.tiled, EXACT=exact, num_warps=4,
@@ -335,11 +349,11 @@ def _walked(
         mixed, log_decay, beta, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
         H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=4,
     )  # fmt: skip
-    cols = min(STATE_COLS if dtype == torch.float32 else LONG_STATE_COLS, a)
+    cols = min(LONG_STATE_COLS, a)
     walk_kernel[(a // cols, v, b)](
         mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
         H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
-        num_stages=1 if exact == "tf32x3" else 2,  # three products an operand fill the shared memory
+        num_stages=2,
     )  # fmt: skip
     return o
 
