@@ -70,7 +70,7 @@ class RowDecoder:
         return rows_NC.to(self._dtype)
 
     def _on_device(self, data: torch.Tensor) -> torch.Tensor:
-        if data.device == self._device or self._device.type == "cpu":
+        if data.device.type != "cpu" or self._device.type == "cpu":  # "cuda" is "cuda:0" as well
             return data
         size = data.nbytes
         if self._uploaded is not None:

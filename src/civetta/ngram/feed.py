@@ -153,7 +153,7 @@ class RowFeed:
         """What to wait for: parts asked for, or, of a table in memory, one gather for all pieces."""
         if self._on_disk:
             return [part for ticket in tickets for part in ticket.parts]
-        pieces = [ticket.piece for ticket in tickets if ticket.piece is not None]
+        pieces = [piece for ticket in tickets if (piece := ticket.piece) is not None]
         if len(pieces) < len(tickets):
             raise ReadFailed(GIVEN_UP)
         for ticket in tickets:

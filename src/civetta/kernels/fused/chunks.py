@@ -24,7 +24,8 @@ def placed(state, AT, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _unit(x):
+def unit(x):
+    """Rows of unit length."""
     return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
 
 
@@ -92,7 +93,7 @@ def _keys(p_old, p_new, old, new):
     """Unit keys [64, A] that lie at p_old or, the launch's own, at p_new."""
     k = tl.load(p_old, mask=old[:, None], other=0.0)
     k += tl.load(p_new, mask=new[:, None], other=0.0)
-    return _unit(k.to(tl.float32))
+    return unit(k.to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -133,7 +134,7 @@ def prepare_kernel(
     tl.store(decay + chunk * CHUNK + r, b_decay)
     pair = _pairs(b_decay, r)
     k_t = b_k.trans(1, 0)
-    unit_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+    unit_q = unit(b_q.to(tl.float32)) * (A**-0.5)
     b_p = tl.dot(unit_q, k_t, input_precision=EXACT) * pair
     tl.store(p + (chunk * CHUNK + r)[:, None] * CHUNK + r[None, :], b_p)
     at_v = (place * V + i_v)[:, None] * A + a[None, :]
@@ -151,7 +152,7 @@ def prepare_kernel(
 
 @triton.jit
 def _scale(x):
-    """What makes rows of unit length: `_unit` without the product."""
+    """What makes rows of unit length: `unit` without the product."""
     return tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)
 
 
@@ -204,7 +205,7 @@ def prepare_few_kernel(
     k_t = b_k.trans(1, 0)
     system = _coupling(b_k * b_beta[:, None], k_t, _pairs(b_decay, r), r, EXACT)
     if (i_c + 1) * CHUNK > opened:
-        unit_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+        unit_q = unit(b_q.to(tl.float32)) * (A**-0.5)
         b_p = tl.dot(unit_q, k_t, input_precision=EXACT) * _pairs(b_decay, r)
         tl.store(
             p + chunk * (CHUNK * CHUNK) + (r[:, None] * CHUNK + r[None, :]), b_p, mask=new[:, None]
@@ -263,7 +264,7 @@ def walk_kernel(
         b_u = tl.load(u + at_row * A + part[None, :])
         b_v = b_u - tl.dot(b_w, b_state, input_precision=EXACT)
         b_q = tl.load(mixed + row + i_h * A, mask=new[:, None], other=0.0)
-        unit_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+        unit_q = unit(b_q.to(tl.float32)) * (A**-0.5)
         b_p = tl.load(p + at_row * CHUNK + r[None, :])
         b_o = _read(unit_q, b_p, b_v, b_state, b_decay, EXACT)
         p_o = o + (t * V + i_v)[:, None] * A + part[None, :]
@@ -321,7 +322,7 @@ def walk_few_kernel(
         b_decay = tl.load(decay + chunk * CHUNK + r)
         b_v = b_u - tl.dot(b_w, b_state, input_precision=EXACT)
         if (i_c + 1) * CHUNK > opened:
-            unit_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+            unit_q = unit(b_q.to(tl.float32)) * (A**-0.5)
             b_o = _read(unit_q, b_p, b_v, b_state, b_decay, EXACT)
             p_o = o + (t.to(tl.int64) * V + i_v)[:, None] * A + part[None, :]
             tl.store(p_o, b_o.to(o.dtype.element_ty), mask=new[:, None])
@@ -331,7 +332,7 @@ def walk_few_kernel(
             b_k = tl.load(
                 p_k + place[:, None] * (H * A) + a[None, :], mask=there[:, None], other=0.0
             )
-            b_k = _unit(b_k.to(tl.float32))
+            b_k = unit(b_k.to(tl.float32))
             b_state = _moved(tl.load(p_from + at_s), b_k, b_v, b_decay, end, EXACT)
             tl.store(p_moved + at_s, b_state)
             if (i_c + 1) * CHUNK == fold:

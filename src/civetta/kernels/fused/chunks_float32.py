@@ -9,15 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from civetta.kernels.fused.chunks import CHUNK, unit
 from civetta.kernels.fused.launch import BASE, FIRST, FIRST_ROW, NEW_BASE, ROWS, STATE
-from civetta.kernels.ops import GDN_CHUNK
-
-CHUNK = tl.constexpr(GDN_CHUNK)
-
-
-@triton.jit
-def _unit(x):
-    return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
 
 
 @triton.jit
@@ -78,8 +71,8 @@ def prepare_float32_kernel(
     b_beta = tl.load(p_beta + place * V + i_v, mask=old, other=0.0)
     b_beta += tl.load(beta + t * V + i_v, mask=new, other=0.0)
     b_decay = tl.cumsum(b_g, axis=0)
-    b_k = _unit(b_k.to(tl.float32))
-    b_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+    b_k = unit(b_k.to(tl.float32))
+    b_q = unit(b_q.to(tl.float32)) * (A**-0.5)
     b_v = b_v.to(tl.float32)
     lower = r[:, None] >= r[None, :]
     pair = tl.exp(tl.where(lower, b_decay[:, None] - b_decay[None, :], float("-inf")))
@@ -133,9 +126,9 @@ def walk_float32_kernel(
         at_k = (place * H + i_h)[:, None] * A + a[None, :]
         b_k = tl.load(p_k + at_k, mask=old[:, None], other=0.0)
         b_k += tl.load(mixed + row + (H + i_h) * A, mask=new[:, None], other=0.0)
-        b_k = _unit(b_k.to(tl.float32))
+        b_k = unit(b_k.to(tl.float32))
         b_q = tl.load(mixed + row + i_h * A, mask=new[:, None], other=0.0)
-        b_q = _unit(b_q.to(tl.float32)) * (A**-0.5)
+        b_q = unit(b_q.to(tl.float32)) * (A**-0.5)
         b_decay = tl.load(decay + chunk * CHUNK + r)
         end = tl.load(decay + chunk * CHUNK + CHUNK - 1)
         b_w = tl.load(w + at_row * A + a[None, :])

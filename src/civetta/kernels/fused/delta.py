@@ -321,19 +321,8 @@ def _walked(
     w = torch.empty_like(u)
     p = torch.empty((b, v, chunks, GDN_CHUNK, GDN_CHUNK), dtype=torch.float32, device=device)
     decay = torch.empty((b, v, chunks, GDN_CHUNK), dtype=torch.float32, device=device)
-    if dtype == torch.float32:
-        prepare_float32_kernel[(chunks, v, b)](
-            mixed, log_decay, beta, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
-            H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=4,
-        )  # fmt: skip
-        cols = min(STATE_COLS, a)
-        walk_float32_kernel[(a // cols, v, b)](
-            mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
-            H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
-            num_stages=1 if exact == "tf32x3" else 2,  # three products fill the shared memory
-        )  # fmt: skip
-        return o
-    if batch.in_place:
+    exactly = dtype == torch.float32
+    if batch.in_place and not exactly:
         prepare_few_kernel[(chunks, v, b)](
             mixed, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
             H=h, V=v, A=a, PART=min(FEW_PART, a), TILED=sizes.tiled, EXACT=exact, num_warps=4,
@@ -345,15 +334,18 @@ def _walked(
             H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4, num_stages=1,
         )  # fmt: skip
         return o
-    prepare_kernel[(chunks, v, b)](
+    prepare, walk = prepare_kernel, walk_kernel
+    if exactly:
+        prepare, walk = prepare_float32_kernel, walk_float32_kernel
+    prepare[(chunks, v, b)](
         mixed, log_decay, beta, u, w, p, decay, sessions, b, at.k, at.v, at.log_decay, at.beta,
         H=h, V=v, A=a, TILED=sizes.tiled, EXACT=exact, num_warps=4,
     )  # fmt: skip
-    cols = min(LONG_STATE_COLS, a)
-    walk_kernel[(a // cols, v, b)](
+    cols = min(STATE_COLS if exactly else LONG_STATE_COLS, a)
+    walk[(a // cols, v, b)](
         mixed, u, w, p, decay, o, sessions, b, chunks, at.state, at.k,
         H=h, V=v, A=a, BA=cols, TILED=sizes.tiled, EXACT=exact, num_warps=4,
-        num_stages=2,
+        num_stages=1 if exact == "tf32x3" else 2,  # three products an operand fill the shared memory
     )  # fmt: skip
     return o
 

@@ -43,23 +43,18 @@ def mixture(batch: Batch, w: Mixture, h_TD: Tensor, inject: Tensor) -> Written:
     inner = torch.empty((t, w.shared_gate_up.rows // 2), dtype=inside, device=device)
     shared = torch.empty((t, width), dtype=torch.float32, device=device)
     logits = torch.empty((t, w.router.rows), dtype=torch.float32, device=device)
-    few = t <= DIRECT_ROWS
-    if few:
-        two_products(
-            Product(x_TK=h_TD, w=w.router, y_MN=logits, wide=True),
-            Product(x_TK=h_TD, w=w.shared_gate_up, y_MN=inner),
-            batch.counts,
-        )
-    else:
-        product(h_TD, w.router, logits, batch.counts, wide=True)
-        product(h_TD, w.shared_gate_up, inner, batch.counts)
+    two_products(
+        Product(x_TK=h_TD, w=w.router, y_MN=logits, wide=True),
+        Product(x_TK=h_TD, w=w.shared_gate_up, y_MN=inner),
+        batch.counts,
+    )
     ids, weights = route(logits[:, :experts], w.slots)
     count = t * w.slots
     hidden = torch.empty((count, w.gate_up.rows // 2), dtype=inside, device=device)
     y = torch.empty((t, w.slots, width), dtype=torch.float32, device=device)
     flat = y.view(count, width)
-    each = ids.view(-1)
-    if few:
+    if t <= DIRECT_ROWS:
+        each = ids.view(-1)
         product(h_TD, w.gate_up, hidden, None, experts_M=each, divisor=w.slots)
         two_products(
             Product(x_TK=hidden, w=w.down, y_MN=flat, experts_M=each),

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 COUNTERS = 1 << 16
 """Tiles whose parts may be counted at one time."""
 
+ONE_LAUNCH_ROWS = 16
+"""Up to so many rows two products share a launch."""
+
 RUN_TIME = (
     "x", "y", "parts", "counters", "codes", "high", "scale", "minimum", "d", "dmin", "table",
     "slot", "tile_expert", "tile_row", "end", "M", "N", "x_stride", "y_stride", "x_divisor",
@@ -60,6 +63,18 @@ class Groups:
     tile_expert_I: Tensor
     tile_row_I: Tensor
     end_E: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """x w^T into y; fields as `product` takes them."""
+
+    x_TK: Tensor
+    w: PackedWeight
+    y_MN: Tensor
+    experts_M: Tensor | None = None
+    divisor: int = 1
+    wide: bool = False
 
 
 def matmul(x_TK: Tensor, w: PackedWeight, dtype: torch.dtype) -> Tensor:
@@ -108,10 +123,8 @@ def product(
     if not wide and divisor == 1 and pays(w, rows, x_TK.dtype):
         dense(x_TK, w, planes_of(w, x_TK), y_MN, act, act_divisor)
         return
-    launch = _launch(
-        x_TK, w, y_MN, counts, groups=groups, experts_M=experts_M, divisor=divisor, wide=wide,
-        act=act, act_divisor=act_divisor,
-    )  # fmt: skip
+    one = Product(x_TK=x_TK, w=w, y_MN=y_MN, experts_M=experts_M, divisor=divisor, wide=wide)
+    launch = _launch(one, counts, groups=groups, act=act, act_divisor=act_divisor)
     constants = {k: v for k, v in launch.args.items() if k not in RUN_TIME}
     product_kernel[launch.grid](
         *(launch.args[k] for k in RUN_TIME), **constants,
@@ -128,19 +141,15 @@ class _Launch:
 
 
 def _launch(
-    x_TK: Tensor,
-    w: PackedWeight,
-    y_MN: Tensor,
+    one: Product,
     counts: Tensor | None,
     *,
     groups: Groups | None = None,
-    experts_M: Tensor | None = None,
-    divisor: int = 1,
-    wide: bool = False,
     act: str = "",
     act_divisor: float = 1.0,
 ) -> _Launch:
     """What product_kernel is launched with; see `product`."""
+    x_TK, w, y_MN, experts_M, wide = one.x_TK, one.w, one.y_MN, one.experts_M, one.wide
     rows = y_MN.shape[0]
     r = recipe_on(w.recipe, y_MN.device, x_TK.dtype)
     parts = -(-w.cols // (part := part_cols(w)))
@@ -167,7 +176,7 @@ def _launch(
         "codes": codes, "high": high, "scale": scale, "minimum": minimum, "d": d, "dmin": dmin,
         "table": table, "slot": none if experts_M is None else experts_M, "tile_expert": none,
         "tile_row": none, "end": none, "M": rows, "N": w.rows // 2 if w.pair else w.rows,
-        "x_stride": x_TK.stride(0), "y_stride": y_MN.stride(0), "x_divisor": divisor,
+        "x_stride": x_TK.stride(0), "y_stride": y_MN.stride(0), "x_divisor": one.divisor,
         "act_divisor": act_divisor, "K": w.cols, "TILES": w.tiles, "NT": shape.tiles,
         "BM": tile_m, "KP": w.padded_cols, "BITS": r.bits, "CODE": r.code, "OFFSET": r.offset,
         "GROUP": r.group, "SCALE": r.scale, "SPAN": r.span, "LOW": r.low, "PRECISE": exact,
@@ -184,27 +193,19 @@ def _launch(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """x w^T into y for few rows, to be launched beside another; fields as `product` takes them."""
-
-    x_TK: Tensor
-    w: PackedWeight
-    y_MN: Tensor
-    experts_M: Tensor | None = None
-    divisor: int = 1
-    wide: bool = False
-
-
 def two_products(first: Product, second: Product, counts: Tensor) -> None:
-    """Both products in one launch; neither reads what the other writes. Bits are those of `product`."""
+    """Both products, in one launch when rows are few; neither reads what the other writes.
+
+    Bits are those of `product`.
+    """
     rows = max(len(p.y_MN) for p in (first, second) if p.experts_M is None)
-    assert rows <= FEW_ROWS
+    if rows > ONE_LAUNCH_ROWS:
+        for p in (first, second):
+            product(p.x_TK, p.w, p.y_MN, counts, experts_M=p.experts_M, divisor=p.divisor,
+                    wide=p.wide)  # fmt: skip
+        return
     counts_of = (counts, counts[COUNTERS // 2 :])
-    a, b = (
-        _launch(p.x_TK, p.w, p.y_MN, own, experts_M=p.experts_M, divisor=p.divisor, wide=p.wide)
-        for p, own in zip((first, second), counts_of, strict=True)
-    )
+    a, b = (_launch(p, own) for p, own in zip((first, second), counts_of, strict=True))
     named = {f"{letter}_{k}": v for letter, launch in (("A", a), ("B", b))
              for k, v in launch.args.items() if k not in RUN_TIME}  # fmt: skip
     two_products_kernel[(prod(a.grid) + prod(b.grid),)](

@@ -12,7 +12,7 @@ from civetta.kernels.fused import launch
 from civetta.kernels.fused.attend import Angles, Pages, attend
 from civetta.kernels.fused.attention import AttentionSizes
 from civetta.kernels.fused.delta import DeltaPlaces, DeltaSizes, delta
-from civetta.kernels.fused.mixture import DIRECT_ROWS, mixture
+from civetta.kernels.fused.mixture import mixture
 from civetta.kernels.fused.ngram import ngram_layer
 from civetta.kernels.fused.streams import Written, enter, mix, settle
 from civetta.kernels.matmul.triton import Product, product, two_products
@@ -234,15 +234,10 @@ class GpuLayers:
         )
 
     def _beside(self, batch: Batch, w: PackedWeight, small: Product) -> Tensor:
-        """The product of `small`'s rows with w, and `small` itself: for few rows in one launch."""
+        """The product of `small`'s rows with w, beside `small` itself."""
         x_TK = small.x_TK
         y_TN = torch.empty((len(x_TK), w.rows), dtype=self.dtype, device=self.device)
-        both = (Product(x_TK=x_TK, w=w, y_MN=y_TN), small)
-        if len(x_TK) <= DIRECT_ROWS:
-            two_products(*both, batch.counts)
-        else:
-            for one in both:
-                product(one.x_TK, one.w, one.y_MN, batch.counts, wide=one.wide)
+        two_products(Product(x_TK=x_TK, w=w, y_MN=y_TN), small, batch.counts)
         return y_TN
 
     def _product(self, batch: Batch, x_TK: Tensor, w: PackedWeight, dtype: torch.dtype) -> Tensor:
